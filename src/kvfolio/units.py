@@ -1,0 +1,75 @@
+"""Bytes, counts and seconds: parsed from text and printed.
+
+Knows nothing of models or caches. Binary units (KiB) and decimal units (KB) are never mixed up.
+"""
+
+import re
+
+from kvfolio.errors import OptionError
+
+_FACTORS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+    # A bare letter follows the habit of memory flags (docker, JVM): binary.
+    "K": 2**10,
+    "M": 2**20,
+    "G": 2**30,
+    "T": 2**40,
+}
+_SIZE = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*$")
+
+
+def parse_bytes(text: str | int) -> int:
+    """Bytes meant by ``"1GiB"``, ``"80 GB"``, ``"512M"`` or a plain integer; a bare K, M, G or T is binary.
+
+    Raises OptionError for a negative number, an unknown unit or anything that is not a size.
+    """
+    if isinstance(text, int):
+        if text < 0:
+            raise OptionError(f"a size cannot be negative: {text}")
+        return text
+    match = _SIZE.match(text)
+    if match is None:
+        raise OptionError(f"{text!r} is not a size; write a number with a unit, such as 512MiB, 1GiB or 80GB")
+    number, unit = match.groups()
+    factor = _FACTORS.get(unit.upper())
+    if factor is None:
+        raise OptionError(f"unknown unit {unit!r} in {text!r}; known: B, KB, MB, GB, TB, KiB, MiB, GiB, TiB, K, M, G, T")
+    return int(float(number) * factor) if "." in number else int(number) * factor
+
+
+def format_bytes(num_bytes: int) -> str:
+    """``num_bytes`` in the largest binary unit that keeps it at 1 or more: ``22.50 KiB``, ``1.00 GiB``."""
+    value = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{int(value)} B" if unit == "B" else f"{value:.2f} {unit}"
+        value /= 1024
+    return f"{value:.2f} TiB"
+
+
+def format_seconds(seconds: float) -> str:
+    """``seconds`` with a unit that keeps three figures: ``12.3 ms``, ``1.23 s``."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} µs"
+    if seconds < 1:
+        return f"{seconds * 1e3:.1f} ms"
+    return f"{seconds:.2f} s"
+
+
+def format_count(count: float) -> str:
+    """A large count with a decimal prefix: ``134.5 M``, ``2.10 T``."""
+    value = float(count)
+    for prefix in ("", "k", "M", "G", "T", "P"):
+        if abs(value) < 1000:
+            return f"{value:.0f}" if prefix == "" else f"{value:.2f} {prefix}"
+        value /= 1000
+    return f"{value:.2f} E"
