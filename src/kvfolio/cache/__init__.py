@@ -1,0 +1,1 @@
+"""Who holds which block: integers only. No tensors, no clock, no I/O."""

@@ -1,0 +1,86 @@
+"""Floating-point operations and bytes read, with and without a cache.
+
+Knows nothing of clocks or machines: it counts; a bandwidth or a rate turns counts into seconds. Formulas: docs/arithmetic.md.
+"""
+
+from dataclasses import dataclass
+
+from kvfolio.spec.formats import CacheFormat, find_format
+from kvfolio.spec.model import ModelSpec
+
+
+def tokens_read(spec: ModelSpec, layer: int, position: int) -> int:
+    """Tokens that a query at ``position`` reads in ``layer``, its own included."""
+    return position + 1 - spec.layers[layer].first_token_needed(position)
+
+
+def attention_flops(spec: ModelSpec, position: int) -> int:
+    """FLOPs of q·k and p·v for one token at ``position``, over all layers: 2 (k_width + v_width) a head and token read."""
+    heads = spec.network.num_q_heads
+    return sum(
+        2 * heads * (kind.k_width + kind.v_width) * tokens_read(spec, layer, position)
+        for layer, kind in enumerate(spec.layers)
+    )
+
+
+def weight_flops(spec: ModelSpec) -> int:
+    """FLOPs of the weight products of one token, 2 a weight; an embedding table that is only looked up counts none."""
+    network = spec.network
+    looked_up = 0 if network.tie_embeddings else network.vocab_size * network.hidden_size
+    return 2 * (spec.num_params - looked_up)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeFlops:
+    """FLOPs of a prompt of P tokens and G decoded ones. Decode only leaves the prompt's one pass out."""
+
+    prefill: int
+    decode_with_cache: int
+    decode_without_cache: int
+
+    @property
+    def ratio_decode_only(self) -> float:
+        return self.decode_without_cache / self.decode_with_cache
+
+    @property
+    def ratio_with_prefill(self) -> float:
+        """The first token comes out of the prompt's pass, which both pay once."""
+        return (self.prefill + self.decode_without_cache) / (self.prefill + self.decode_with_cache)
+
+
+def decode_flops(spec: ModelSpec, prompt_tokens: int, num_tokens: int) -> DecodeFlops:
+    """Counted FLOPs: with a cache each decoded token costs one pass, without it a pass over all tokens before it.
+
+    Decoding token i (0-based, after the first, which the prompt's pass yields) has prompt_tokens + i tokens of text.
+    """
+    prefix = [0]  # prefix[n]: attention FLOPs of one pass over n tokens
+    for position in range(prompt_tokens + num_tokens):
+        prefix.append(prefix[-1] + attention_flops(spec, position))
+    weights = weight_flops(spec)
+    lengths = range(prompt_tokens + 1, prompt_tokens + num_tokens)
+    return DecodeFlops(
+        prefill=weights * prompt_tokens + prefix[prompt_tokens],
+        decode_with_cache=sum(weights + prefix[n] - prefix[n - 1] for n in lengths),
+        decode_without_cache=sum(weights * n + prefix[n] for n in lengths),
+    )
+
+
+def textbook_flops(num_params: int, prompt_tokens: int, num_tokens: int) -> tuple[float, float]:
+    """(with, without) a cache, decode only, attention left out: 2N·G against 2N·G·(P + G/2)."""
+    with_cache = 2.0 * num_params * num_tokens
+    return with_cache, with_cache * (prompt_tokens + num_tokens / 2)
+
+
+def weight_bytes(spec: ModelSpec, dtype: str) -> int:
+    """Bytes of the weights held in ``dtype``; every one is read once a step, a tied embedding as the output product."""
+    return spec.num_params * find_format(dtype).value_bytes
+
+
+def cache_bytes_read(spec: ModelSpec, fmt: CacheFormat, position: int) -> int:
+    """Bytes of cache that one decode step at ``position`` reads, in the storage format."""
+    return sum(
+        kind.num_kv_heads
+        * (fmt.k.vector_bytes(kind.k_width) + fmt.v.vector_bytes(kind.v_width))
+        * tokens_read(spec, layer, position)
+        for layer, kind in enumerate(spec.layers)
+    )

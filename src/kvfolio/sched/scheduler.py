@@ -1,0 +1,224 @@
+"""The scheduler: continuous batching with chunked prefill under a token budget, preemption by recompute.
+
+Decides from requests and the ledger alone. Knows nothing of tensors, text or what a step costs.
+
+Why every request ends: requests run in order of arrival. Only a newer request is ever preempted, so the oldest one always
+makes room for itself; it fits alone (checked on arrival), so it ends after finitely many steps; then the next is the oldest.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from kvfolio.cache.ledger import Grant, Ledger, Move
+from kvfolio.errors import InvariantError, OptionError
+from kvfolio.sched.request import Arrive, Chunk, Event, Finished, Request, RequestId, RequestState, Step
+from kvfolio.units import format_bytes
+
+DEFAULT_MAX_STEP_TOKENS = 1024  # measured: docs/lab.md
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOptions:
+    """What a user chooses about scheduling."""
+
+    max_context: int  # tokens the model can read
+    max_step_tokens: int = DEFAULT_MAX_STEP_TOKENS  # prompt and decode tokens computed in one step
+
+    def __post_init__(self) -> None:
+        if self.max_step_tokens < 1 or self.max_context < 1:
+            raise OptionError(
+                f"max_step_tokens is {self.max_step_tokens} and max_context {self.max_context}; both must be at least 1"
+            )
+
+
+@dataclass(slots=True)
+class Counters:
+    """Running totals since the scheduler was made."""
+
+    num_steps: int = 0
+    num_tokens_computed: int = 0
+    num_preemptions: int = 0
+    num_refused: int = 0
+    num_finished: int = 0
+    peak_blocks_used: int = 0
+    peak_used_bytes: int = 0
+
+
+class _Draft:
+    """The step being put together. A request scheduled in it may still be preempted by an older one."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.chunks: dict[RequestId, Chunk] = {}
+        self.moves: list[Move] = []
+        self.preempted: list[RequestId] = []
+
+    def add(self, state: RequestState, start: int, num_tokens: int, grant: Grant) -> None:
+        stop = start + num_tokens
+        token_ids = state.token_ids(start, stop)
+        samples = stop == state.num_known
+        self.chunks[state.request.id] = Chunk(state.request.id, start, token_ids, samples, grant.tables)
+        self.moves.extend(grant.moves)
+        self.budget -= num_tokens
+
+    def drop(self, request_id: RequestId) -> None:
+        chunk = self.chunks.pop(request_id, None)
+        if chunk is not None:
+            self.budget += len(chunk.token_ids)
+
+
+class Scheduler:
+    """``step`` decides, ``commit`` takes the outcome; between the two somebody computes, or pretends to."""
+
+    def __init__(self, ledger: Ledger, options: SchedulerOptions) -> None:
+        self.ledger = ledger
+        self.options = options
+        self.counters = Counters()
+        self._waiting: deque[RequestState] = deque()
+        self._running: list[RequestState] = []  # oldest first
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._waiting and not self._running
+
+    def refusal(self, request: Request) -> str | None:
+        """Why ``request`` can never be served, with the numbers and the way out; None when it can. Changes nothing."""
+        num_prompt, context = len(request.prompt), self.options.max_context
+        if num_prompt == 0:
+            return "the prompt is empty: it needs at least 1 token to predict from"
+        if request.max_tokens < 1:
+            return f"max_tokens is {request.max_tokens}; ask for at least 1"
+        if num_prompt >= context:
+            return f"the prompt has {num_prompt:,} tokens, the model reads at most {context:,} and needs one to answer in: shorten it"
+        if num_prompt + request.max_tokens > context:
+            return (
+                f"{num_prompt:,} prompt tokens + max_tokens {request.max_tokens:,} exceed the model's context of {context:,}: "
+                f"ask for at most {context - num_prompt:,}"
+            )
+        layout = self.ledger.layout
+        need = request.max_cached_tokens
+        if not layout.fits(need):
+            return (
+                f"{num_prompt:,} prompt tokens + max_tokens {request.max_tokens:,} need {format_bytes(layout.bytes_held(need))} of cache, "
+                f"the pool has {format_bytes(layout.budget_bytes)} for at most {layout.longest_sequence(need):,} tokens: "
+                f"give more kv_memory or ask for fewer tokens"
+            )
+        return None
+
+    def step(self, events: Iterable[Event]) -> Step:
+        """Take in ``events``, then decide what to compute next. An empty step means there is nothing to do."""
+        refused = self._take_in(events)
+        draft = _Draft(self.options.max_step_tokens)
+        for decoding in (True, False):  # decodes first: a long prompt must not stall those who are already reading
+            for state in tuple(self._running):
+                is_decoding = state.num_known - self.ledger.num_tokens(state.sequence) == 1 if state in self._running else None
+                if is_decoding is decoding and state.request.id not in draft.chunks:
+                    self._continue(state, draft)
+        while self._waiting and draft.budget > 0 and not draft.preempted and self._admit(draft):
+            pass
+        if not draft.chunks and not self.is_idle:
+            raise InvariantError(
+                f"nothing can run: {len(self._running)} running, {len(self._waiting)} waiting, "
+                f"{self.ledger.free_bytes} bytes free, {self.ledger.num_open_free} open slots free"
+            )
+        self._count(draft, len(refused))
+        return Step(
+            self.counters.num_steps, tuple(draft.chunks.values()), tuple(draft.moves), tuple(draft.preempted), refused
+        )
+
+    def commit(self, step: Step, tokens: Mapping[RequestId, int]) -> tuple[Finished, ...]:
+        """Book the outcome of ``step``: ``tokens`` holds one new token id for each chunk that samples.
+
+        Side effects: ledger entries are written, finished requests are released.
+        """
+        by_id = {state.request.id: state for state in self._running}
+        finished: list[Finished] = []
+        for chunk in step.chunks:
+            state = by_id[chunk.request_id]
+            self.ledger.commit(state.sequence)
+            if not chunk.samples:
+                continue
+            token = tokens[chunk.request_id]
+            state.generated.append(token)
+            if token in state.request.stop_token_ids:
+                finished.append(Finished(chunk.request_id, "stop"))
+            elif len(state.generated) >= state.request.max_tokens:
+                finished.append(Finished(chunk.request_id, "length"))
+        for end in finished:
+            self._end(by_id[end.request_id])
+        return tuple(finished)
+
+    def _take_in(self, events: Iterable[Event]) -> tuple[tuple[RequestId, str], ...]:
+        refused: list[tuple[RequestId, str]] = []
+        for event in events:
+            if isinstance(event, Arrive):
+                reason = self.refusal(event.request)
+                if reason is None:
+                    self._waiting.append(RequestState(event.request))
+                else:
+                    refused.append((event.request.id, reason))
+                continue
+            for state in [state for state in self._waiting if state.request.id == event.request_id]:
+                self._waiting.remove(state)
+            for state in [state for state in self._running if state.request.id == event.request_id]:
+                self._end(state)
+        return tuple(refused)
+
+    def _continue(self, state: RequestState, draft: _Draft) -> None:
+        """Schedule the next tokens of a running request, preempting newer ones if it cannot move at all."""
+        start = self.ledger.num_tokens(state.sequence)
+        wanted = min(state.num_known - start, draft.budget)
+        while wanted > 0:
+            possible = self.ledger.largest_extension(state.sequence, wanted)
+            grant = self.ledger.extend(state.sequence, possible) if possible > 0 else None
+            if grant is not None:
+                draft.add(state, start, possible, grant)
+                return
+            if self._running[-1] is state:
+                return  # the newest waits: older ones hold the blocks and will end
+            self._preempt(self._running[-1], draft)
+
+    def _preempt(self, state: RequestState, draft: _Draft) -> None:
+        """Take all blocks of ``state``; it waits at the head of the queue and is computed again from its tokens."""
+        draft.drop(state.request.id)
+        draft.preempted.append(state.request.id)
+        self.ledger.release(state.sequence)
+        self._running.remove(state)
+        self._waiting.appendleft(state)
+        state.num_preemptions += 1
+
+    def _admit(self, draft: _Draft) -> bool:
+        """Start the request at the head of the queue if all its known tokens fit beside what the running ones still need."""
+        state, layout = self._waiting[0], self.ledger.layout
+        promised = sum(
+            max(0, layout.bytes_held(other.num_known) - self.ledger.bytes_held(other.sequence)) for other in self._running
+        )
+        if layout.bytes_held(state.num_known) + promised > self.ledger.free_bytes or not self.ledger.admit(state.sequence):
+            return False
+        self._running.append(self._waiting.popleft())
+        self._continue(state, draft)
+        return True
+
+    def _end(self, state: RequestState) -> None:
+        self.ledger.release(state.sequence)
+        self._running.remove(state)
+        self.counters.num_finished += 1
+
+    def _count(self, draft: _Draft, num_refused: int) -> None:
+        counters, usage = self.counters, self.ledger.usage()
+        counters.num_refused += num_refused
+        counters.num_preemptions += len(draft.preempted)
+        if draft.chunks:
+            counters.num_steps += 1
+            counters.num_tokens_computed += sum(len(chunk.token_ids) for chunk in draft.chunks.values())
+        counters.peak_blocks_used = max(counters.peak_blocks_used, usage.num_blocks_used)
+        counters.peak_used_bytes = max(counters.peak_used_bytes, usage.used_bytes)
