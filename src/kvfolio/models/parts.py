@@ -4,6 +4,7 @@ Knows nothing of pools, blocks or schedulers: a view is a window on some cache, 
 """
 
 import math
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -64,10 +65,25 @@ class Ops(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """One matrix product with the projections that read the same input stacked in it."""
+
+    weight: Tensor  # [out, in] compute dtype
+    bias: Tensor | None  # [out] compute dtype
+
+    def forward(self, x: Tensor, ops: Ops) -> Tensor:
+        """x [num_tokens, in] → [num_tokens, out]."""
+        return ops.linear(x, self.weight, self.bias)
+
+
+Rotary = tuple[Tensor, Tensor]  # cos and sin of one step's positions, each [num_tokens, width / 2] f32
+
+
 def inverse_frequencies(rope: Rope) -> tuple[Tensor, float]:
     """([width / 2] f32 inverse frequencies, the factor on cos and sin) of ``rope``.
 
-    Sources: RoFormer (2104.09864) sec. 3.2; linear: 2306.15595; yarn: 2309.00071 sec. 3; llama3: Llama 3.1's published code.
+    Sources: RoFormer (2104.09864) sec. 3.2; linear: 2306.15595; yarn: 2309.00071 sec. 3; llama3: Llama 3.1's code.
     """
     half = torch.arange(0, rope.width, 2, dtype=torch.int64).to(torch.float32) / rope.width
     inverse = 1.0 / (rope.base**half)
@@ -109,7 +125,7 @@ class RopeTable:
         inverse, self._factor = inverse_frequencies(rope)
         self._inverse = inverse.to(device)
 
-    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def at(self, positions: Tensor) -> Rotary:
         """(cos, sin), each [num_tokens, width / 2] f32, at ``positions`` [num_tokens] int64."""
         angles = positions.to(torch.float32)[:, None] * self._inverse[None, :]
         return angles.cos() * self._factor, angles.sin() * self._factor

@@ -1,0 +1,153 @@
+"""Picks one token for each row of logits: the best one, or a draw from what the request's filters leave.
+
+Knows nothing of text, blocks or schedules. A row's token depends on its logits, its request's parameters and that
+request's own draws alone: never on the other rows, on the size of the batch or on a preemption.
+
+The filters apply in the order temperature, top-k, top-p, min-p, as in Hugging Face's ``generate`` (vLLM puts min-p
+before the two). Temperature comes first so that top_p and min_p speak of the distribution that is drawn from. Each
+filter sees what the one before it left, renormalised: top_p is a share of what top-k kept. min_p compares with the
+most likely token, which no filter ever removes. Where logits are equal, the lower token id counts as the larger.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvfolio.engine.params import SamplingParams
+from kvfolio.errors import InvariantError, KvfolioError
+
+TINY = torch.finfo(torch.float32).tiny  # the least temperature that f32 can divide by
+FIRST_HEAD, HEAD_GROWTH = 256, 8  # how many tokens top-p ranks at first, and how much further it looks each time
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One chosen token. Log-probabilities are those of the model itself, before temperature and filters."""
+
+    token_id: int
+    logprob: float | None = None  # of the chosen token; None when the request asked for none
+    top: tuple[tuple[int, float], ...] = ()  # the k most likely (token_id, logprob), chosen or not, best first
+
+
+class Sampler:
+    """Chooses tokens; keeps a random generator for each request that draws, until the request is forgotten."""
+
+    def __init__(self) -> None:
+        self._generators: dict[Hashable, torch.Generator] = {}
+
+    @property
+    def num_requests(self) -> int:
+        """Requests whose generator is kept; 0 when nothing runs."""
+        return len(self._generators)
+
+    def sample(self, logits: Tensor, requests: Sequence[tuple[Hashable, SamplingParams]]) -> list[Sampled]:
+        """One token a row. logits [num_rows, vocab], of any float dtype on any device; requests in row order.
+
+        Side effect: the generator of each request that is not greedy moves by one draw; none moves when this raises.
+        Raises KvfolioError, with the names of the requests, when a row holds NaN or an infinity.
+        """
+        if logits.dim() != 2 or logits.shape[0] != len(requests) or (requests and not logits.shape[1]):
+            raise InvariantError(f"logits of shape {list(logits.shape)} for {len(requests)} requests; one row each")
+        if not requests:
+            return []
+        if logits.dtype == torch.float64:
+            logits = logits.float()  # what f32 cannot hold is refused below, like any infinity
+        best_ids = _best_ids(logits, [request_id for request_id, _ in requests])
+        sampled = [Sampled(token_id) for token_id in best_ids]
+        row_numbers = [
+            number for number, (_, params) in enumerate(requests) if not params.is_greedy or params.logprobs is not None
+        ]
+        if row_numbers:
+            rows = logits[row_numbers].to("cpu", torch.float32)  # [num_chosen_rows, vocab]
+            for number, row in zip(row_numbers, rows, strict=True):
+                request_id, params = requests[number]
+                token_id = best_ids[number]
+                if not params.is_greedy:
+                    token_id = _draw(_weights(row, params), self._generator(request_id, params.seed))
+                sampled[number] = _with_logprobs(row, token_id, params.logprobs)
+        return sampled
+
+    def forget(self, request_id: Hashable) -> None:
+        """Drop the generator of a request that has ended; a request that never drew is no error."""
+        self._generators.pop(request_id, None)
+
+    def _generator(self, request_id: Hashable, seed: int | None) -> torch.Generator:
+        generator = self._generators.get(request_id)
+        if generator is None:
+            generator = torch.Generator()  # on the CPU: the same draws whatever device the logits come from
+            if seed is None:
+                generator.seed()
+            else:
+                generator.manual_seed(seed)
+            self._generators[request_id] = generator
+        return generator
+
+
+def _best_ids(logits: Tensor, request_ids: Sequence[Hashable]) -> list[int]:
+    """The largest logit of every row, the lowest id where several are equal. One transfer for the whole batch."""
+    largest, ids = logits.max(dim=-1)  # [num_rows]; NaN counts as the largest
+    is_finite = largest.isfinite() & logits.amin(dim=-1).isfinite()
+    best_ids, finite = torch.stack([ids, is_finite.to(ids.dtype)]).tolist()
+    broken = [str(request_id) for request_id, flag in zip(request_ids, finite, strict=True) if not flag]
+    if broken:
+        raise KvfolioError(
+            f"the model's logits hold NaN or an infinity for request {', '.join(broken)}; no token can be chosen; "
+            "check the model file, or compute in bf16 or f32 where f16 overflows"
+        )
+    return [int(token_id) for token_id in best_ids]
+
+
+def _weights(row: Tensor, params: SamplingParams) -> Tensor:
+    """What the draw gives each token: [vocab] f32 like ``row``, 1 for the most likely, 0 for those filtered out."""
+    vocab = row.shape[0]
+    # The subtraction first: no temperature can then turn a finite logit into an infinity or NaN.
+    weights = ((row - row.max()) / max(params.temperature, TINY)).exp_()
+    kept = _largest(row, params.top_k) if 0 < params.top_k < vocab else None
+    if params.top_p < 1:
+        total = (weights if kept is None else weights[kept]).sum(dtype=torch.float64).item()
+        kept = _nucleus(row, weights, params.top_p * total, kept)
+    if kept is not None:
+        weights = torch.zeros_like(weights).index_copy_(0, kept, weights[kept])
+    if params.min_p > 0:
+        weights[weights < params.min_p] = 0
+    return weights
+
+
+def _nucleus(row: Tensor, weights: Tensor, wanted: float, ranked: Tensor | None) -> Tensor:
+    """The fewest most likely ids whose weights reach ``wanted``, out of ``ranked`` or of all."""
+    size = row.shape[0] if ranked is not None else FIRST_HEAD
+    while True:
+        ids = _largest(row, size) if ranked is None else ranked
+        mass = weights[ids].cumsum(0, dtype=torch.float64)
+        # Ranking the whole vocabulary costs ten times as much as its head, which nearly always suffices.
+        if size >= row.shape[0] or mass[-1] >= wanted:
+            return ids[: int(torch.searchsorted(mass, wanted)) + 1]
+        size *= HEAD_GROWTH
+
+
+def _largest(values: Tensor, count: int) -> Tensor:
+    """Ids of the ``count`` largest of values [vocab], best first, lower ids first where values are equal."""
+    if count >= values.shape[0]:
+        return values.sort(descending=True, stable=True).indices
+    # topk alone breaks ties in an order of its own, so it gives the bound only.
+    ids = (values >= values.topk(count).values[-1]).nonzero().squeeze(1)
+    return ids[values[ids].sort(descending=True, stable=True).indices[:count]]
+
+
+def _draw(weights: Tensor, generator: torch.Generator) -> int:
+    """One token id by inverting the cumulative distribution, in f64 so that the tail keeps its share."""
+    cumulative = weights.cumsum(0, dtype=torch.float64)
+    point = torch.rand((), generator=generator, dtype=torch.float64) * cumulative[-1]
+    # right=True steps over tokens of weight 0; the minimum keeps a point rounded up to the very end off their tail.
+    last = torch.searchsorted(cumulative, cumulative[-1])
+    return int(torch.minimum(torch.searchsorted(cumulative, point, right=True), last))
+
+
+def _with_logprobs(row: Tensor, token_id: int, num_top: int | None) -> Sampled:
+    if num_top is None:
+        return Sampled(token_id)
+    logprobs = row.log_softmax(dim=-1)  # [vocab] f32
+    top_ids = _largest(logprobs, num_top).tolist() if num_top else []
+    return Sampled(token_id, float(logprobs[token_id]), tuple((top_id, float(logprobs[top_id])) for top_id in top_ids))

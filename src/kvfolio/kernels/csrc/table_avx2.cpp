@@ -1,0 +1,22 @@
+// The kernels, compiled for AVX2.
+#include "table.hpp"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <immintrin.h>
+
+#define KVFOLIO_AVX2
+
+namespace kvfolio {
+namespace {
+#include "vector.inc"
+
+#include "attend.inc"
+#include "linear.inc"
+#include "pointwise.inc"
+}  // namespace
+
+extern const Table table_avx2 = {"avx2", attend, linear, rms_norm, rope, gated};
+
+}  // namespace kvfolio

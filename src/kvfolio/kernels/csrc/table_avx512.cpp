@@ -1,0 +1,22 @@
+// The kernels, compiled for AVX512.
+#include "table.hpp"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <immintrin.h>
+
+#define KVFOLIO_AVX512
+
+namespace kvfolio {
+namespace {
+#include "vector.inc"
+
+#include "attend.inc"
+#include "linear.inc"
+#include "pointwise.inc"
+}  // namespace
+
+extern const Table table_avx512 = {"avx512", attend, linear, rms_norm, rope, gated};
+
+}  // namespace kvfolio

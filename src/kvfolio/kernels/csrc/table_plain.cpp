@@ -1,0 +1,20 @@
+// The kernels, compiled for any machine.
+#include "table.hpp"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+
+namespace kvfolio {
+namespace {
+#include "vector.inc"
+
+#include "attend.inc"
+#include "linear.inc"
+#include "pointwise.inc"
+}  // namespace
+
+extern const Table table_plain = {"plain", attend, linear, rms_norm, rope, gated};
+
+}  // namespace kvfolio

@@ -1,0 +1,225 @@
+"""The C++ kernels behind the same interface as the reference: checks dtypes and shapes at the door, then passes addresses.
+
+Knows nothing of pools beyond the rows it is handed. CPU tensors only.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kvfolio.errors import OptionError
+from kvfolio.kernels import _native
+from kvfolio.kernels.codec import TORCH_DTYPES
+from kvfolio.kernels.reference import ReferenceOps
+from kvfolio.kernels.shapes import ChunkBlocks, LayerGeometry, LayerMemory
+
+_FORMAT_CODES = {"f32": 0, "bf16": 1, "f16": 2, "int8": 3}
+_DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_ACTIVATION_CODES = {"silu": 0, "gelu_tanh": 1}
+
+# Up to this many rows our own product is at least as quick as torch's: benchmarks/linear.py, docs/lab.md.
+FEW_ROWS = 32
+
+
+def instruction_sets() -> list[str]:
+    """Instruction sets this machine can run, best first."""
+    return _native.instruction_sets()
+
+
+@dataclass(frozen=True, slots=True)
+class NativePlan:
+    """One step's attention plan for one layer group, with the scratch memory its layers share."""
+
+    geometry: LayerGeometry
+    attention: _native.AttentionPlan
+    cpp_geometry: _native.Geometry
+    scratch: Tensor  # uint8 [num_scratch, exact layer bytes]: exact blocks that this step seals
+    partials: Tensor  # f32 [max_slots, num_q_heads, v_width + 2]
+
+
+class NativeOps:
+    """The arithmetic of a network on CPU threads.
+
+    ``linear``: a row's result never depends on the number of rows while our own product computes it. Without
+    ``deterministic``, more than FEW_ROWS rows go to torch, whose rounding differs.
+    """
+
+    def __init__(self, num_threads: int, deterministic: bool = False, instruction_set: str | None = None) -> None:
+        known = instruction_sets()
+        if instruction_set is not None and instruction_set not in known:
+            raise OptionError(f"instruction set {instruction_set!r} is not available here; available: {', '.join(known)}")
+        self._kernels = _native.Kernels(instruction_set or known[0], num_threads)
+        self._reference = ReferenceOps(deterministic)
+        self.deterministic = deterministic
+        self.name = f"native-{self._kernels.name}"
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        num_rows, width = x.shape
+        if num_rows > FEW_ROWS and not self.deterministic:
+            return functional.linear(x, weight, bias)
+        code = _code(x)
+        if weight.dtype != x.dtype or weight.shape[1] != width or not weight.is_contiguous():
+            raise OptionError(f"linear: x {tuple(x.shape)} {x.dtype} does not meet weight {tuple(weight.shape)} {weight.dtype}")
+        if bias is not None and bias.dtype != x.dtype:
+            raise OptionError(f"linear: bias {bias.dtype} does not meet x {x.dtype}")
+        x = x.contiguous()
+        y = torch.empty((num_rows, weight.shape[0]), dtype=x.dtype)
+        scratch = torch.empty((num_rows, (width + 31) // 32 * 32), dtype=torch.float32)
+        self._kernels.linear(
+            x.data_ptr(),
+            weight.data_ptr(),
+            0 if bias is None else bias.data_ptr(),
+            y.data_ptr(),
+            scratch.data_ptr(),
+            num_rows,
+            width,
+            weight.shape[0],
+            code,
+        )
+        return y
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        y = torch.empty(x.shape, dtype=x.dtype)
+        self._norm(x, None, None, weight, y, eps)
+        return y
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        y, total = torch.empty(x.shape, dtype=x.dtype), torch.empty(x.shape, dtype=x.dtype)
+        if residual.shape != x.shape or residual.dtype != x.dtype:
+            raise OptionError(f"add_rms_norm: {tuple(x.shape)} {x.dtype} + {tuple(residual.shape)} {residual.dtype}")
+        self._norm(x, residual.contiguous(), total, weight, y, eps)
+        return y, total
+
+    def _norm(
+        self, x: Tensor, residual: Tensor | None, total: Tensor | None, weight: Tensor, y: Tensor, eps: float
+    ) -> None:
+        num_heads = x.shape[1] if x.dim() == 3 else 1
+        if weight.dtype != torch.float32 or weight.shape != x.shape[-1:]:
+            raise OptionError(f"rms_norm: weight {tuple(weight.shape)} {weight.dtype}; expected f32 [{x.shape[-1]}]")
+        self._kernels.rms_norm(
+            _address(x),
+            x.stride(0),
+            0 if residual is None else residual.data_ptr(),
+            0 if total is None else total.data_ptr(),
+            weight.data_ptr(),
+            y.data_ptr(),
+            [x.shape[0], num_heads, x.shape[-1]],
+            eps,
+            _code(x),
+        )
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        return self._reference.layer_norm(x, weight, bias, eps)
+
+    def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        if cos.dtype != torch.float32 or cos.shape[0] != x.shape[0] or 2 * cos.shape[1] > x.shape[2]:
+            raise OptionError(f"rope: cos {tuple(cos.shape)} {cos.dtype} does not meet x {tuple(x.shape)}")
+        self._kernels.rope(
+            _address(x), x.stride(0), cos.data_ptr(), sin.data_ptr(), list(x.shape), cos.shape[1], _code(x)
+        )
+        return x
+
+    def gated(self, gate_up: Tensor, activation: str) -> Tensor:
+        if activation not in _ACTIVATION_CODES:
+            return self._reference.gated(gate_up, activation)
+        gate_up = gate_up.contiguous()
+        num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+        y = torch.empty((num_rows, width), dtype=gate_up.dtype)
+        self._kernels.gated(
+            gate_up.data_ptr(), y.data_ptr(), num_rows, width, _ACTIVATION_CODES[activation], _code(gate_up)
+        )
+        return y
+
+    def activate(self, x: Tensor, activation: str) -> Tensor:
+        return self._reference.activate(x, activation)
+
+    def plan(self, geometry: LayerGeometry, chunks: tuple[ChunkBlocks, ...]) -> NativePlan:
+        """The plan of one step for the layers of one group: made once, used by each of them."""
+        sealed: list[int] = []
+        sequences: list[tuple[int, int, int, int, int, int]] = []
+        for chunk in chunks:
+            begin = len(sealed)
+            sealed.extend(chunk.sealed)
+            sequences.append((chunk.start, chunk.num_tokens, chunk.first_block, begin, len(sealed), chunk.open_slot))
+        slot_floats = geometry.num_q_heads * (geometry.v_width + 2)
+        attention = _native.make_plan(
+            geometry.block_tokens,
+            geometry.run_blocks,
+            geometry.window or 0,
+            geometry.is_lossless,
+            slot_floats,
+            sequences,
+            sealed,
+        )
+        cpp_geometry = _native.Geometry(
+            [
+                geometry.num_q_heads,
+                geometry.num_kv_heads,
+                geometry.k_width,
+                geometry.v_width,
+                geometry.block_tokens,
+                _FORMAT_CODES[geometry.stored.k.name],
+                _FORMAT_CODES[geometry.stored.v.name],
+                _FORMAT_CODES[geometry.exact.k.name],
+            ]
+        )
+        scratch = torch.empty((attention.num_scratch, geometry.layer_bytes(geometry.exact)), dtype=torch.uint8)
+        partials = torch.empty(attention.max_slots * slot_floats, dtype=torch.float32)
+        return NativePlan(geometry, attention, cpp_geometry, scratch, partials)
+
+    def attend(
+        self, plan: NativePlan, memory: LayerMemory, q: Tensor, k: Tensor, v: Tensor, scale: float
+    ) -> Tensor:
+        """See models.parts.KVView.attend. Writes and seals first, then reads (law 1)."""
+        geometry = plan.geometry
+        dtype = TORCH_DTYPES[geometry.exact.k.name]
+        for name, tensor, heads, width in (
+            ("q", q, geometry.num_q_heads, geometry.k_width),
+            ("k", k, geometry.num_kv_heads, geometry.k_width),
+            ("v", v, geometry.num_kv_heads, geometry.v_width),
+        ):
+            if tensor.shape != (plan.attention.num_rows, heads, width) or tensor.dtype != dtype:
+                raise OptionError(
+                    f"attend: {name} is {tuple(tensor.shape)} {tensor.dtype}; "
+                    f"expected {(plan.attention.num_rows, heads, width)} {dtype}"
+                )
+        out = torch.empty((q.shape[0], geometry.num_q_heads, geometry.v_width), dtype=q.dtype)
+        self._kernels.attend(
+            plan.attention,
+            plan.cpp_geometry,
+            [
+                memory.sealed.data_ptr() + memory.sealed_offset,
+                memory.open.data_ptr() + memory.open_offset,
+                plan.scratch.data_ptr(),
+            ],
+            [memory.sealed.stride(0), memory.open.stride(0), plan.scratch.stride(0)],
+            [_address(q), _address(k), _address(v)],
+            [q.stride(0), k.stride(0), v.stride(0)],
+            out.data_ptr(),
+            plan.partials.data_ptr(),
+            scale,
+        )
+        return out
+
+    def read_bandwidth(self, data: Tensor) -> float:
+        """Bytes a second of one pass over ``data``."""
+        return self._kernels.read_bandwidth(data.data_ptr(), data.nbytes)
+
+
+def _code(x: Tensor) -> int:
+    code = _DTYPE_CODES.get(x.dtype)
+    if code is None or x.device.type != "cpu":
+        raise OptionError(f"the native kernels compute f32, bf16 and f16 on the CPU, not {x.dtype} on {x.device}")
+    return code
+
+
+def _address(x: Tensor) -> int:
+    """Address of a [rows, heads, width] or [rows, width] tensor whose rows may be strided but are dense inside."""
+    inner = 1
+    for axis in range(x.dim() - 1, 0, -1):
+        if x.shape[axis] != 1 and x.stride(axis) != inner:
+            raise OptionError(f"a row of {tuple(x.shape)} is not dense: strides {x.stride()}")
+        inner *= x.shape[axis]
+    return x.data_ptr()

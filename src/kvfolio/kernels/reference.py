@@ -1,0 +1,205 @@
+"""Every kernel in plain torch, on any device: the definition of correct, and the fallback where there is no extension.
+
+Reads and writes the same bytes as the C++ kernels. Knows nothing of pools beyond the rows it is handed.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kvfolio.errors import OptionError
+from kvfolio.kernels.codec import TORCH_DTYPES, decode, encode
+from kvfolio.kernels.shapes import ChunkBlocks, LayerGeometry, LayerMemory
+from kvfolio.spec.formats import CacheFormat
+
+
+@dataclass(frozen=True, slots=True)
+class ReferencePlan:
+    """The reference needs no plan: it walks the chunks."""
+
+    geometry: LayerGeometry
+    chunks: tuple[ChunkBlocks, ...]
+
+
+class ReferenceOps:
+    """The arithmetic of a network in torch. With ``deterministic``, every row is computed on its own."""
+
+    name = "reference"
+
+    def __init__(self, deterministic: bool = False) -> None:
+        self.deterministic = deterministic
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if not self.deterministic:
+            return functional.linear(x, weight, bias)
+        return torch.cat([functional.linear(row, weight, bias) for row in x.split(1)])
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        values = x.to(torch.float32)
+        inverse = torch.rsqrt(values.square().mean(dim=-1, keepdim=True) + eps)
+        return (values * inverse * weight).to(x.dtype)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        total = x + residual
+        return self.rms_norm(total, weight, eps), total
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        return functional.layer_norm(x, (x.shape[-1],), weight, bias, eps)
+
+    def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        half = cos.shape[1]
+        values = x.to(torch.float32)
+        first, second, rest = values[..., :half], values[..., half : 2 * half], x[..., 2 * half :]
+        cosine, sine = cos[:, None, :], sin[:, None, :]
+        rotated = torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1).to(x.dtype)
+        return torch.cat((rotated, rest), dim=-1)
+
+    def gated(self, gate_up: Tensor, activation: str) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return self.activate(gate, activation) * up
+
+    def activate(self, x: Tensor, activation: str) -> Tensor:
+        if activation == "silu":
+            return functional.silu(x)
+        if activation in ("gelu", "gelu_tanh"):
+            return functional.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
+        raise OptionError(f"unknown activation {activation!r}; known: silu, gelu, gelu_tanh")
+
+    def plan(self, geometry: LayerGeometry, chunks: tuple[ChunkBlocks, ...]) -> ReferencePlan:
+        return ReferencePlan(geometry, chunks)
+
+    def attend(
+        self, plan: ReferencePlan, memory: LayerMemory, q: Tensor, k: Tensor, v: Tensor, scale: float
+    ) -> Tensor:
+        """See models.parts.KVView.attend. Writes and seals first, then reads (law 1)."""
+        geometry = plan.geometry
+        out = torch.empty((*q.shape[:2], geometry.v_width), dtype=q.dtype, device=q.device)
+        row = 0
+        for chunk in plan.chunks:
+            rows = slice(row, row + chunk.num_tokens)
+            row += chunk.num_tokens
+            own_k, own_v = _write(geometry, memory, chunk, k[rows], v[rows])
+            stored_k, stored_v = _read_stored(geometry, memory, chunk)
+            step = 1 if self.deterministic else chunk.num_tokens
+            for begin in range(0, chunk.num_tokens, step):
+                part = slice(rows.start + begin, rows.start + min(begin + step, chunk.num_tokens))
+                out[part] = _attend(
+                    geometry, chunk, chunk.start + begin, q[part] * scale, (own_k, own_v), (stored_k, stored_v)
+                )
+        return out
+
+
+def _layer_part(rows: Tensor, geometry: LayerGeometry, fmt: CacheFormat) -> tuple[Tensor, ...]:
+    """(keys, k scales, values, v scales) as views of ``rows`` uint8 [num_blocks, layer_bytes]; scales may be empty."""
+    heads, tokens = geometry.num_kv_heads, geometry.block_tokens
+    n = rows.shape[0]
+    sizes = (
+        heads * geometry.k_width * tokens * fmt.k.value_bytes,
+        heads * tokens * fmt.k.scale_bytes,
+        heads * tokens * geometry.v_width * fmt.v.value_bytes,
+        heads * tokens * fmt.v.scale_bytes,
+    )
+    keys, k_scales, values, v_scales = rows.split(sizes, dim=1)
+    return (
+        keys.view(TORCH_DTYPES[fmt.k.name]).view(n, heads, geometry.k_width, tokens),
+        k_scales.view(torch.float32).view(n, heads, tokens * fmt.k.scale_bytes // 4),
+        values.view(TORCH_DTYPES[fmt.v.name]).view(n, heads, tokens, geometry.v_width),
+        v_scales.view(torch.float32).view(n, heads, tokens * fmt.v.scale_bytes // 4),
+    )
+
+
+def _sealed_part(geometry: LayerGeometry, memory: LayerMemory, block: int) -> tuple[Tensor, ...]:
+    size = geometry.layer_bytes(geometry.stored)
+    rows = memory.sealed[block : block + 1, memory.sealed_offset : memory.sealed_offset + size]
+    return _layer_part(rows, geometry, geometry.stored)
+
+
+def _open_part(geometry: LayerGeometry, memory: LayerMemory, slot: int) -> tuple[Tensor, Tensor]:
+    """(keys [num_kv_heads, k_width, block_tokens], values [num_kv_heads, block_tokens, v_width]) of an open block."""
+    size = geometry.layer_bytes(geometry.exact)
+    rows = memory.open[slot : slot + 1, memory.open_offset : memory.open_offset + size]
+    keys, _, values, _ = _layer_part(rows, geometry, geometry.exact)
+    return keys[0], values[0]
+
+
+def _write(
+    geometry: LayerGeometry, memory: LayerMemory, chunk: ChunkBlocks, k: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Store the chunk; returns the exact keys and values [num_kv_heads, tokens, width] from its first block's edge on."""
+    tokens = geometry.block_tokens
+    carried = chunk.start % tokens  # tokens of the first block that an earlier chunk wrote
+    open_k, open_v = _open_part(geometry, memory, chunk.open_slot)
+    own_k = torch.cat((open_k[:, :, :carried].transpose(1, 2), k.transpose(0, 1)), dim=1)
+    own_v = torch.cat((open_v[:, :carried], v.transpose(0, 1)), dim=1)
+    first = chunk.start // tokens
+    num_filled = chunk.stop // tokens - first
+    for index in range(num_filled):
+        part = slice(index * tokens, (index + 1) * tokens)
+        to_k, to_k_scales, to_v, to_v_scales = _sealed_part(
+            geometry, memory, chunk.sealed[first + index - chunk.first_block]
+        )
+        codes, scales = encode(own_k[:, part], geometry.stored.k)
+        to_k[0].copy_(codes.transpose(1, 2))
+        if scales is not None:
+            to_k_scales[0].copy_(scales)
+        codes, scales = encode(own_v[:, part], geometry.stored.v)
+        to_v[0].copy_(codes)
+        if scales is not None:
+            to_v_scales[0].copy_(scales)
+    num_open = chunk.stop % tokens
+    rest = slice(num_filled * tokens, num_filled * tokens + num_open)
+    open_k[:, :, :num_open].copy_(own_k[:, rest].transpose(1, 2))
+    open_v[:, :num_open].copy_(own_v[:, rest])
+    return own_k, own_v
+
+
+def _read_stored(geometry: LayerGeometry, memory: LayerMemory, chunk: ChunkBlocks) -> tuple[Tensor, Tensor]:
+    """Keys and values of all sealed blocks, decoded: f32 [num_kv_heads, tokens, width], from ``first_block`` on."""
+    size = geometry.layer_bytes(geometry.stored)
+    ids = torch.tensor(chunk.sealed, dtype=torch.int64, device=memory.sealed.device)
+    rows = memory.sealed[:, memory.sealed_offset : memory.sealed_offset + size].index_select(0, ids)
+    keys, k_scales, values, v_scales = _layer_part(rows, geometry, geometry.stored)
+    heads = geometry.num_kv_heads
+    k = decode(keys.transpose(2, 3), None if geometry.stored.k.is_float else k_scales)
+    v = decode(values, None if geometry.stored.v.is_float else v_scales)
+    return (
+        k.transpose(0, 1).reshape(heads, -1, geometry.k_width),
+        v.transpose(0, 1).reshape(heads, -1, geometry.v_width),
+    )
+
+
+def _attend(
+    geometry: LayerGeometry,
+    chunk: ChunkBlocks,
+    start: int,
+    q: Tensor,
+    own: tuple[Tensor, Tensor],
+    stored: tuple[Tensor, Tensor],
+) -> Tensor:
+    """Attention of q [num_queries, num_q_heads, k_width] at positions start …: own block exactly, others as stored."""
+    tokens, device = geometry.block_tokens, q.device
+    group = geometry.num_q_heads // geometry.num_kv_heads
+    num_queries = q.shape[0]
+    positions = torch.arange(start, start + num_queries, device=device)
+    first_stored = chunk.first_block * tokens
+    first_own = chunk.start // tokens * tokens
+    at_stored = torch.arange(first_stored, first_stored + stored[0].shape[1], device=device)
+    at_own = torch.arange(first_own, first_own + own[0].shape[1], device=device)
+    own_block = positions[:, None] // tokens * tokens  # where each query's own block starts
+    reads_stored = at_stored[None, :] < own_block
+    reads_own = (at_own[None, :] >= own_block) & (at_own[None, :] <= positions[:, None])
+    visible = torch.cat((reads_stored, reads_own), dim=1)  # [num_queries, stored + own tokens]
+    if geometry.window is not None:
+        visible &= torch.cat((at_stored, at_own))[None, :] > positions[:, None] - geometry.window
+    # The window may end before any stored token; a stored block that was passed is never visible.
+    queries = q.to(torch.float32).view(num_queries, geometry.num_kv_heads, group, -1).permute(1, 2, 0, 3)
+    keys = torch.cat((stored[0], own[0].to(torch.float32)), dim=1)
+    values = torch.cat((stored[1], own[1].to(torch.float32)), dim=1)
+    # Masked values may be uninitialised memory of a block another request left: take them out before the product.
+    values = torch.where(visible.any(dim=0)[None, :, None], values, 0.0)
+    scores = queries @ keys[:, None].transpose(2, 3)  # [num_kv_heads, group, num_queries, tokens]
+    weights = torch.softmax(scores.masked_fill(~visible, float("-inf")), dim=-1)
+    out = weights @ values[:, None]  # [num_kv_heads, group, num_queries, v_width]
+    return out.permute(2, 0, 1, 3).reshape(num_queries, geometry.num_q_heads, geometry.v_width).to(q.dtype)

@@ -1,0 +1,160 @@
+"""Tensors of a Hugging Face folder: model.safetensors, or the shards that its index names.
+
+Knows nothing of networks; it levels out the spellings and layouts in which the same tensor is published.
+"""
+
+import json
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from kvfolio.errors import BrokenModelError, UnknownModelError
+from kvfolio.spec.model import ModelSpec
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+VALUE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+CONV1D = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # GPT-2 stores these [in, out]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One line of a safetensors header."""
+
+    file: Path
+    key: str  # as the file spells it
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class FolderTensors:
+    """The tensors of a folder, by one spelling. Opening reads and checks headers; tensors are read one at a time."""
+
+    def __init__(self, folder: Path, spec: ModelSpec) -> None:
+        self._folder = folder
+        self._family = spec.family
+        self._stored = {spelling(line.key, spec.family): line for line in read_headers(folder)}
+        self._open: dict[Path, Any] = {}  # safetensors handles; each keeps its file mapped
+
+    @property
+    def where(self) -> str:
+        return str(self._folder)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {
+            name: line.shape[::-1] if self._is_transposed(name) else line.shape for name, line in self._stored.items()
+        }
+
+    @property
+    def norm_offset(self) -> float:
+        return 1.0 if self._family == "gemma3" else 0.0
+
+    def stored_bytes(self, name: str) -> int:
+        line = self._stored[name]
+        return prod(line.shape) * VALUE_BYTES.get(line.dtype, 0)
+
+    def read_into(self, name: str, out: Tensor) -> None:
+        line = self._stored[name]
+        if line.dtype not in VALUE_BYTES:
+            raise UnknownModelError(
+                f"{line.file}: tensor {line.key!r} is stored as {line.dtype}; known: {', '.join(VALUE_BYTES)}; "
+                "use an unquantised copy of the model or a GGUF file"
+            )
+        try:
+            if line.file not in self._open:
+                self._open[line.file] = safe_open(line.file, framework="pt", device="cpu")
+            tensor: Tensor = self._open[line.file].get_tensor(line.key)
+        except (SafetensorError, OSError) as error:
+            raise BrokenModelError(
+                f"{line.file}: tensor {line.key!r} cannot be read ({error}); fetch it again"
+            ) from None
+        out.copy_(tensor.T if self._is_transposed(name) else tensor)
+
+    def _is_transposed(self, name: str) -> bool:
+        return self._family == "gpt2" and name.endswith(CONV1D)
+
+
+def spelling(key: str, family: str) -> str:
+    """The one name by which the networks know the tensor that a folder calls ``key``."""
+    return key.removeprefix("transformer.") if family == "gpt2" else key  # with and without: both are published
+
+
+def read_headers(folder: Path) -> list[StoredTensor]:
+    """Every tensor of the folder's safetensors files; BrokenModelError if a file is missing, cut or inconsistent."""
+    if (folder / SINGLE).exists():
+        return read_header(folder / SINGLE)
+    if not (folder / INDEX).exists():
+        raise BrokenModelError(_nothing_to_read(folder))
+    weight_map = _read_index(folder / INDEX)
+    shards = sorted(set(weight_map.values()))
+    lines: list[StoredTensor] = []
+    for number, shard in enumerate(shards, start=1):
+        if Path(shard).name != shard or not (folder / shard).exists():
+            raise BrokenModelError(
+                f"{folder / INDEX} names {len(shards)} files, and number {number}, {shard!r}, is not in the folder; "
+                "fetch it again"
+            )
+        lines += read_header(folder / shard)
+    held = {(line.file.name, line.key) for line in lines}
+    for key, shard in weight_map.items():
+        if (shard, key) not in held:
+            raise BrokenModelError(
+                f"{folder / INDEX} places tensor {key!r} in {shard}, which does not hold it; fetch both again"
+            )
+    return lines
+
+
+def read_header(file: Path) -> list[StoredTensor]:
+    """The tensors that one safetensors file describes, after checking that the file is as long as it says."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        header_bytes = int.from_bytes(stream.read(8), "little")
+        if size < 8 or header_bytes > min(MAX_HEADER_BYTES, size - 8):
+            raise BrokenModelError(
+                f"{file}: {size} bytes, too few for its header of {header_bytes} bytes; it was cut or is not "
+                "a safetensors file; fetch it again"
+            )
+        text = stream.read(header_bytes)
+    try:
+        header = json.loads(text)
+        described = {key: value for key, value in header.items() if key != "__metadata__"}
+        data_bytes = max((value["data_offsets"][1] for value in described.values()), default=0)
+        lines = [
+            StoredTensor(file, key, str(value["dtype"]), tuple(int(count) for count in value["shape"]))
+            for key, value in described.items()
+        ]
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+        raise BrokenModelError(
+            f"{file}: its header is not that of a safetensors file ({error!r}); fetch it again"
+        ) from None
+    if size != 8 + header_bytes + data_bytes:
+        raise BrokenModelError(
+            f"{file}: its header says {8 + header_bytes + data_bytes} bytes, the file has {size}; fetch it again"
+        )
+    return lines
+
+
+def _read_index(file: Path) -> dict[str, str]:
+    try:
+        weight_map = json.loads(file.read_text(encoding="utf-8"))["weight_map"]
+        return {str(key): str(shard) for key, shard in weight_map.items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise BrokenModelError(
+            f"{file}: no table 'weight_map' can be read from it ({error!r}); fetch it again"
+        ) from None
+
+
+def _nothing_to_read(folder: Path) -> str:
+    pickles = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES)
+    if pickles:
+        return (
+            f"{folder}: the weights are in {pickles[0]!r}, a pickle, which can run code when read and is refused; "
+            "accepted: model.safetensors (load it with transformers where you trust it and save_pretrained it)"
+        )
+    return f"{folder}: neither {SINGLE} nor {INDEX} is there; fetch the weights, or name another folder"

@@ -1,0 +1,81 @@
+"""Plain torch stand-ins for the two things a network is handed: the arithmetic and a window on a cache.
+
+Knows nothing of kernels, pools or blocks: a cache here is a list that grows.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kvfolio.spec.layers import LayerKind
+
+ACTIVATIONS = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+}
+
+
+class PlainOps:
+    """The arithmetic of a network, each operation as its definition reads."""
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return functional.linear(x, weight, bias)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        exact = x.float()
+        return (exact * torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + eps) * weight).to(x.dtype)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        total = x + residual
+        return self.rms_norm(total, weight, eps), total
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        return functional.layer_norm(x, (x.shape[-1],), weight, bias, eps)
+
+    def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        half = cos.shape[1]
+        first, second, rest = x[..., :half].float(), x[..., half : 2 * half].float(), x[..., 2 * half :]
+        cos, sin = cos[:, None, :], sin[:, None, :]
+        turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+        return torch.cat([turned.to(x.dtype), rest], dim=-1)
+
+    def gated(self, gate_up: Tensor, activation: str) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return ACTIVATIONS[activation](gate) * up
+
+    def activate(self, x: Tensor, activation: str) -> Tensor:
+        return ACTIVATIONS[activation](x)
+
+
+class GrowingView:
+    """A cache of any number of sequences that only grows. ``owners`` says whose each token of the step is."""
+
+    def __init__(self, layers: tuple[LayerKind, ...]) -> None:
+        self.layers = layers
+        self.owners: list[int] = []  # [num_tokens] of the step at hand; a sequence's tokens come in order
+        self._stored: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # (layer, sequence): k, v
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        out = torch.empty(*q.shape[:2], v.shape[-1], dtype=q.dtype)
+        owners = torch.tensor(self.owners)
+        for sequence in sorted(set(self.owners)):
+            mine = (owners == sequence).nonzero()[:, 0]
+            keys, values = k[mine], v[mine]
+            if (layer, sequence) in self._stored:
+                old_keys, old_values = self._stored[layer, sequence]
+                keys, values = torch.cat([old_keys, keys]), torch.cat([old_values, values])
+            self._stored[layer, sequence] = keys.clone(), values.clone()
+            out[mine] = masked_attention(self.layers[layer], q[mine], keys, values, scale).to(q.dtype)
+        return out
+
+
+def masked_attention(kind: LayerKind, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """The last len(q) tokens of a sequence attend over all of it: q [n, num_q_heads, k_width], k, v [total, …]."""
+    total, shared = k.shape[0], q.shape[1] // k.shape[1]
+    k, v = k.float().repeat_interleave(shared, dim=1), v.float().repeat_interleave(shared, dim=1)
+    scores = torch.einsum("qhw,khw->hqk", q.float(), k) * scale  # [num_q_heads, n, total]
+    for row, position in enumerate(range(total - q.shape[0], total)):
+        scores[:, row, : kind.first_token_needed(position)] = -torch.inf
+        scores[:, row, position + 1 :] = -torch.inf
+    return torch.einsum("hqk,khw->qhw", scores.softmax(-1), v)

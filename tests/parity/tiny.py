@@ -1,0 +1,127 @@
+"""Tiny random models of every family, made by transformers and saved as folders; the same weights as GGUF files.
+
+Every weight is far from its initial value (norms from one, biases from zero), so that a forgotten one shows.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+import transformers
+from torch import Tensor
+
+VOCAB = 256
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+
+def _rope(kind: str, **more: object) -> dict[str, object]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **more}}
+
+
+def _llama(**more: object) -> transformers.PreTrainedModel:
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, **more))
+
+
+def _mistral() -> transformers.PreTrainedModel:
+    return transformers.MistralForCausalLM(transformers.MistralConfig(**SIZES, head_dim=16, sliding_window=16))
+
+
+def _qwen2() -> transformers.PreTrainedModel:
+    return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**SIZES, tie_word_embeddings=True))
+
+
+def _qwen3() -> transformers.PreTrainedModel:
+    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SIZES, head_dim=24))
+
+
+def _gemma3() -> transformers.PreTrainedModel:
+    sizes = SIZES | {"num_hidden_layers": 7, "num_key_value_heads": 1, "head_dim": 24, "query_pre_attn_scalar": 20}
+    ropes = {
+        "full_attention": {"rope_type": "linear", "rope_theta": 100000.0, "factor": 8.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+    }
+    config = transformers.Gemma3TextConfig(
+        **sizes, sliding_window=16, layer_types=(["sliding_attention"] * 2 + ["full_attention"]) * 2 + ["sliding_attention"],
+        rope_parameters=ropes,
+    )
+    return transformers.Gemma3ForCausalLM(config)
+
+
+def _gpt2() -> transformers.PreTrainedModel:
+    config = transformers.GPT2Config(
+        vocab_size=VOCAB, n_embd=64, n_layer=3, n_head=4, n_positions=128, bos_token_id=1, eos_token_id=2
+    )
+    return transformers.GPT2LMHeadModel(config)
+
+
+BUILDERS: dict[str, Callable[[], transformers.PreTrainedModel]] = {
+    "llama": _llama,
+    "llama-biases": lambda: _llama(attention_bias=True, mlp_bias=True),
+    "llama-tied": lambda: _llama(tie_word_embeddings=True),
+    "llama-rope-linear": lambda: _llama(**_rope("linear", factor=4.0)),
+    "llama-rope-llama3": lambda: _llama(
+        **_rope(
+            "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64
+        )
+    ),
+    "llama-rope-yarn": lambda: _llama(**_rope("yarn", factor=4.0, original_max_position_embeddings=64)),
+    "mistral": _mistral,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "gemma3": _gemma3,
+    "gpt2": _gpt2,
+}
+
+
+@dataclass(frozen=True)
+class TinyModel:
+    """A folder and the transformers model that was saved in it."""
+
+    name: str
+    folder: Path
+    model: transformers.PreTrainedModel
+
+    def logits(self, token_ids: list[int]) -> Tensor:
+        """[num_tokens, vocab] f32 of transformers, computed in one go."""
+        with torch.inference_mode():
+            return self.model(torch.tensor([token_ids])).logits[0]
+
+
+def make(name: str, folder: Path) -> TinyModel:
+    """Build the model ``name`` from a fixed seed and save it as safetensors in ``folder``."""
+    generator = torch.Generator().manual_seed(sum(name.encode()))
+    model = BUILDERS[name]().eval()
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            _fill(key, parameter, name, generator)
+    model.save_pretrained(folder)
+    return TinyModel(name, folder, model)
+
+
+def _fill(key: str, parameter: Tensor, name: str, generator: torch.Generator) -> None:
+    if parameter.dim() == 2:
+        parameter.normal_(0.0, 0.2, generator=generator)
+    elif key.endswith(".bias"):
+        parameter.normal_(0.0, 0.3, generator=generator)
+    else:  # a norm's weight; Gemma stores scale - 1
+        lowest = -0.5 if name == "gemma3" else 0.5
+        parameter.uniform_(lowest, lowest + 1.0, generator=generator)
+
+
+def tokens(count: int, seed: int = 0) -> list[int]:
+    """``count`` token ids."""
+    return torch.randint(3, VOCAB, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
