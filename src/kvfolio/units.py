@@ -42,7 +42,9 @@ def parse_bytes(text: str | int) -> int:
     number, unit = match.groups()
     factor = _FACTORS.get(unit.upper())
     if factor is None:
-        raise OptionError(f"unknown unit {unit!r} in {text!r}; known: B, KB, MB, GB, TB, KiB, MiB, GiB, TiB, K, M, G, T")
+        raise OptionError(
+            f"unknown unit {unit!r} in {text!r}; known: B, KB, MB, GB, TB, KiB, MiB, GiB, TiB, K, M, G, T"
+        )
     return int(float(number) * factor) if "." in number else int(number) * factor
 
 

@@ -59,7 +59,7 @@ FLOORS = {
     "cli": _room(7, f"__init__ {_ALL}", "typer rich"),
     "__init__": _room(6, _ALL),  # the public names; the CLI calls them, so they stand just below it
     "server": _room(5, "engine sched plan", "fastapi uvicorn prometheus_client"),
-    "engine": _room(4, "sched cache store models kernels plan spec", "torch transformers numpy"),
+    "engine": _room(4, "sched cache store models kernels plan spec", "torch transformers tokenizers numpy"),
     "sim": _room(4, "sched cache plan spec"),
     "sched": _room(3, "cache"),
     "store": _room(3, "kernels cache spec", "torch numpy"),
@@ -257,7 +257,7 @@ def function_violations(name: str, source: str) -> list[str]:
 EMPTY_WORDS = frozenset({"manager", "helper", "util", "common", "base", "impl", "handler", "context"})
 PICKLES = frozenset({"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"})
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-_UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|NotImplementedError)\b")
+_UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|raise NotImplementedError)\b")  # other people's may be caught
 
 
 def _empty_words_in(name: str) -> list[str]:
@@ -292,10 +292,10 @@ def opening_violations(name: str, source: str) -> list[str]:
 
 
 def native_opening_violations(name: str, text: str) -> list[str]:
-    """A C++ file opens with a comment that says the same two things."""
+    """A C++ file opens with a comment that says what it does."""
     comment = re.match(r"(#pragma once|\s|//[^\n]*\n|/\*.*?\*/)*", text, re.DOTALL)
     said = re.sub(r"#pragma once|^\s*(//|/\*|\*/?)|\*/$", "", comment.group() if comment else "", flags=re.MULTILINE)
-    return _opening_violations(name, said, num_needed=2)
+    return _opening_violations(name, said, num_needed=1)
 
 
 def _opening_violations(name: str, said: str, num_needed: int) -> list[str]:

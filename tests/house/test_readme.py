@@ -86,7 +86,8 @@ def test_every_command_in_the_readme_can_be_typed(readme: str) -> None:
     commands = list(typed_commands(readme))
     assert commands
     verbs, targets = known_verbs(), known_targets()
-    assert [line for words in commands for line in command_violations(words, verbs, targets)] == []
+    found = [line for words in commands for line in command_violations(words, verbs, targets)]
+    assert not found, "\n".join(found)
 
 
 def test_every_verb_is_in_the_readme(readme: str) -> None:

@@ -30,12 +30,14 @@ RULES: list[Rule] = [
 
 @pytest.mark.parametrize("rule", RULES)
 def test_the_package_keeps(rule: Rule) -> None:
-    assert [line for path in python_files() for line in rule(module_name(path), path.read_text())] == []
+    found = [line for path in python_files() for line in rule(module_name(path), path.read_text())]
+    assert not found, "\n".join(found)
 
 
 @pytest.mark.parametrize("rule", [unfinished_violations, native_opening_violations])
 def test_the_native_code_keeps(rule: Rule) -> None:
-    assert [line for path in native_files() for line in rule(str(path.relative_to(ROOT)), path.read_text())] == []
+    found = [line for path in native_files() for line in rule(str(path.relative_to(ROOT)), path.read_text())]
+    assert not found, "\n".join(found)
 
 
 TWO_LINES = '"""Does this.\n\nKnows nothing of that.\n"""\n'
@@ -48,7 +50,7 @@ TWO_LINES = '"""Does this.\n\nKnows nothing of that.\n"""\n'
         (name_violations, "kvfolio.cache.blocks", "class KVHandler: ...", "class KVView: ..."),
         (name_violations, "kvfolio.cache.blocks", "class SpecBaseHTTP: ...", "class Basement: ..."),
         (unfinished_violations, "a", "x = 1  # TODO later", "todo = 1"),
-        (unfinished_violations, "a", "raise NotImplementedError", "raise OptionError"),
+        (unfinished_violations, "a", "raise NotImplementedError", "except NotImplementedError: ..."),
         (opening_violations, "a", "x = 1", TWO_LINES),
         (opening_violations, "a", '"""Does this."""', '"""Does this. Knows nothing of that."""'),
         (opening_violations, "kvfolio.cache.__init__", "", '"""Who holds which block."""'),
@@ -60,13 +62,9 @@ TWO_LINES = '"""Does this.\n\nKnows nothing of that.\n"""\n'
         (environment_violations, "kvfolio.plan.memory", "from os import environ", "from os import cpu_count"),
         (environment_violations, "kvfolio.plan.memory", "import os\nos.getenv('A')", "environ = {}"),
         (global_violations, "a", "def f():\n    global x\n    x = 1", "def f():\n    x = 1"),
-        (native_opening_violations, "a.cpp", "#include <vector>\n", "// Does this.\n// Knows nothing of that.\n"),
-        (
-            native_opening_violations,
-            "a.h",
-            "#pragma once\n// Does this.\nint x;",
-            "#pragma once\n// Does this.\n// No more.\n",
-        ),
+        (native_opening_violations, "a.cpp", "#include <x>\n// Does this.\n", "// Does this.\n#include <x>"),
+        (native_opening_violations, "a.cpp", "", "/* Does this.\n * Knows nothing of that.\n */\n"),
+        (native_opening_violations, "a.h", "#pragma once\nint x;", "#pragma once\n// Does this.\nint x;"),
     ],
 )
 def test_a_broken_rule_is_seen_and_a_kept_one_is_not(rule: Rule, name: str, broken: str, sound: str) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kvfolio.models.build import LanguageModel
 from kvfolio.spec.layers import LayerKind
 
 ACTIVATIONS = {
@@ -79,3 +80,28 @@ def masked_attention(kind: LayerKind, q: Tensor, k: Tensor, v: Tensor, scale: fl
         scores[:, row, : kind.first_token_needed(position)] = -torch.inf
         scores[:, row, position + 1 :] = -torch.inf
     return torch.einsum("hqk,khw->qhw", scores.softmax(-1), v)
+
+
+class Session:
+    """A model run step by step over a growing cache, as the engine would."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.model = model
+        self.view = GrowingView(model.spec.layers)
+        self._lengths: dict[int, int] = {}  # tokens each sequence has
+
+    def step(self, chunks: dict[int, list[int]]) -> dict[int, Tensor]:
+        """Run each sequence's next tokens, all in one forward; {sequence: logits [its tokens, vocab]}."""
+        token_ids, positions, owners = [], [], []
+        for sequence, chunk in chunks.items():
+            start = self._lengths.get(sequence, 0)
+            token_ids += chunk
+            positions += range(start, start + len(chunk))
+            owners += [sequence] * len(chunk)
+            self._lengths[sequence] = start + len(chunk)
+        self.view.owners = owners
+        with torch.inference_mode():
+            logits = self.model.forward(
+                torch.tensor(token_ids), torch.tensor(positions), self.view, PlainOps(), torch.arange(len(token_ids))
+            )
+        return dict(zip(chunks, logits.split([len(chunk) for chunk in chunks.values()]), strict=True))

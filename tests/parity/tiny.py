@@ -1,4 +1,4 @@
-"""Tiny random models of every family, made by transformers and saved as folders; the same weights as GGUF files.
+"""Tiny random models of every family, made by transformers and saved as folders.
 
 Every weight is far from its initial value (norms from one, biases from zero), so that a forgotten one shows.
 """
@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import gguf
-import numpy as np
 import torch
 import transformers
 from torch import Tensor
@@ -44,6 +42,11 @@ def _qwen2() -> transformers.PreTrainedModel:
     return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**SIZES, tie_word_embeddings=True))
 
 
+def _qwen2_windows() -> transformers.PreTrainedModel:
+    config = transformers.Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=16, max_window_layers=1)
+    return transformers.Qwen2ForCausalLM(config)
+
+
 def _qwen3() -> transformers.PreTrainedModel:
     return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SIZES, head_dim=24))
 
@@ -55,7 +58,9 @@ def _gemma3() -> transformers.PreTrainedModel:
         "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
     }
     config = transformers.Gemma3TextConfig(
-        **sizes, sliding_window=16, layer_types=(["sliding_attention"] * 2 + ["full_attention"]) * 2 + ["sliding_attention"],
+        **sizes,
+        sliding_window=16,
+        layer_types=(["sliding_attention"] * 2 + ["full_attention"]) * 2 + ["sliding_attention"],
         rope_parameters=ropes,
     )
     return transformers.Gemma3ForCausalLM(config)
@@ -74,13 +79,12 @@ BUILDERS: dict[str, Callable[[], transformers.PreTrainedModel]] = {
     "llama-tied": lambda: _llama(tie_word_embeddings=True),
     "llama-rope-linear": lambda: _llama(**_rope("linear", factor=4.0)),
     "llama-rope-llama3": lambda: _llama(
-        **_rope(
-            "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64
-        )
+        **_rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
     ),
     "llama-rope-yarn": lambda: _llama(**_rope("yarn", factor=4.0, original_max_position_embeddings=64)),
     "mistral": _mistral,
     "qwen2": _qwen2,
+    "qwen2-windows": _qwen2_windows,
     "qwen3": _qwen3,
     "gemma3": _gemma3,
     "gpt2": _gpt2,
@@ -108,6 +112,7 @@ def make(name: str, folder: Path) -> TinyModel:
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             _fill(key, parameter, name, generator)
+    transformers.logging.disable_progress_bar()
     model.save_pretrained(folder)
     return TinyModel(name, folder, model)
 
@@ -122,6 +127,6 @@ def _fill(key: str, parameter: Tensor, name: str, generator: torch.Generator) ->
         parameter.uniform_(lowest, lowest + 1.0, generator=generator)
 
 
-def tokens(count: int, seed: int = 0) -> list[int]:
+def some_tokens(count: int, seed: int = 0) -> list[int]:
     """``count`` token ids."""
     return torch.randint(3, VOCAB, (count,), generator=torch.Generator().manual_seed(seed)).tolist()

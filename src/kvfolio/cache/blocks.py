@@ -84,7 +84,9 @@ class BlockPool:
             )
         for block in held:
             if self._state[block] != _HELD:
-                raise InvariantError(f"block {block} is in a sequence but marked {('cold', 'warm')[self._state[block]]}")
+                raise InvariantError(
+                    f"block {block} is in a sequence but marked {('cold', 'warm')[self._state[block]]}"
+                )
 
 
 class OpenSlots:
@@ -110,4 +112,6 @@ class OpenSlots:
 
     def check(self, held: list[int]) -> None:
         if sorted(held + self._free) != list(range(self.num_slots)):
-            raise InvariantError(f"open slots disagree: {sorted(held)} held, {sorted(self._free)} free of {self.num_slots}")
+            raise InvariantError(
+                f"open slots disagree: {sorted(held)} held, {sorted(self._free)} free of {self.num_slots}"
+            )

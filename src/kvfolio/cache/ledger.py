@@ -20,7 +20,7 @@ class BlockTable:
     """The blocks one sequence holds in one group, as a step sees them.
 
     Block ``first_block + i`` of the sequence lies in sealed block ``sealed[i]``; the tokens behind the last full
-    block lie in open slot ``open_slot``. With 4 tokens a block, 10 tokens and nothing passed: sealed [7, 2], 2 tokens open.
+    block lie in open slot ``open_slot``. 10 tokens in blocks of 4: sealed [7, 2], 2 tokens open.
     """
 
     first_block: int
@@ -51,11 +51,12 @@ class Grant:
 class Usage:
     """The pools at a glance, as plain numbers."""
 
-    num_blocks_used: int  # over all groups
-    used_bytes: int  # sealed blocks held
-    free_bytes: int
-    num_open_used: int
-    blocks_used_by_group: tuple[int, ...]
+    num_blocks_used: int  # sealed and open, over all groups
+    used_bytes: int  # of those blocks
+    wasted_bytes: int  # of those, room of open blocks in which no token lies yet
+    free_bytes: int  # of the sealed budget
+    sealed_by_group: tuple[int, ...]
+    num_open_used: int  # in each group
 
 
 @dataclass(slots=True)
@@ -97,9 +98,7 @@ class Ledger:
     def bytes_held(self, sequence: SequenceId) -> int:
         """Sealed bytes that ``sequence`` holds now."""
         sealed = self._holdings[sequence].sealed
-        return sum(
-            len(blocks) * group.block_bytes for blocks, group in zip(sealed, self.layout.groups, strict=True)
-        )
+        return sum(len(blocks) * group.block_bytes for blocks, group in zip(sealed, self.layout.groups, strict=True))
 
     def admit(self, sequence: SequenceId) -> bool:
         """Start a sequence: it takes an open block in every group. False, and nothing changed, when none is free."""
@@ -160,9 +159,19 @@ class Ledger:
 
     def usage(self) -> Usage:
         """What is held now."""
-        by_group = tuple(pool.num_held for pool in self._pools)
+        sealed = tuple(pool.num_held for pool in self._pools)
         num_open = self._slots.num_slots - self._slots.num_free
-        return Usage(sum(by_group), self._held_bytes, self.free_bytes, num_open, by_group)
+        tokens = self.layout.block_tokens
+        open_bytes = sum(group.open_block_bytes for group in self.layout.groups)
+        empty = sum(tokens - holding.num_tokens % tokens for holding in self._holdings.values())
+        return Usage(
+            num_blocks_used=sum(sealed) + num_open * len(self._pools),
+            used_bytes=self._held_bytes + num_open * open_bytes,
+            wasted_bytes=empty * open_bytes // tokens,
+            free_bytes=self.free_bytes,
+            sealed_by_group=sealed,
+            num_open_used=num_open,
+        )
 
     def tokens_written(self) -> int:
         """Tokens written, over all sequences."""

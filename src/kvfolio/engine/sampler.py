@@ -12,14 +12,19 @@ most likely token, which no filter ever removes. Where logits are equal, the low
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kvfolio.engine.params import SamplingParams
 from kvfolio.errors import InvariantError, KvfolioError
 
-TINY = torch.finfo(torch.float32).tiny  # the least temperature that f32 can divide by
-FIRST_HEAD, HEAD_GROWTH = 256, 8  # how many tokens top-p ranks at first, and how much further it looks each time
+TINY = float(np.finfo(np.float32).tiny)  # the least temperature that f32 can divide by
+
+# Rows are worked on in numpy: one thread each, so that no result depends on the number of threads, and no step pays
+# for waking them (on two busy cores, torch took 100 ms for a row that takes 1).
+Row = NDArray[np.float32]  # [vocab]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +65,7 @@ class Sampler:
             number for number, (_, params) in enumerate(requests) if not params.is_greedy or params.logprobs is not None
         ]
         if row_numbers:
-            rows = logits[row_numbers].to("cpu", torch.float32)  # [num_chosen_rows, vocab]
+            rows = logits[row_numbers].to("cpu", torch.float32).numpy()  # [num_chosen_rows, vocab]
             for number, row in zip(row_numbers, rows, strict=True):
                 request_id, params = requests[number]
                 token_id = best_ids[number]
@@ -99,55 +104,66 @@ def _best_ids(logits: Tensor, request_ids: Sequence[Hashable]) -> list[int]:
     return [int(token_id) for token_id in best_ids]
 
 
-def _weights(row: Tensor, params: SamplingParams) -> Tensor:
-    """What the draw gives each token: [vocab] f32 like ``row``, 1 for the most likely, 0 for those filtered out."""
-    vocab = row.shape[0]
-    # The subtraction first: no temperature can then turn a finite logit into an infinity or NaN.
-    weights = ((row - row.max()) / max(params.temperature, TINY)).exp_()
-    kept = _largest(row, params.top_k) if 0 < params.top_k < vocab else None
+def _weights(row: Row, params: SamplingParams) -> Row:
+    """What the draw gives each token: 1 for the most likely, 0 for those filtered out."""
+    # The subtraction first: no temperature can then turn a finite logit into NaN; an underflow to 0 is meant.
+    with np.errstate(over="ignore", under="ignore"):
+        weights: Row = np.exp((row - row.max()) / np.float32(max(params.temperature, TINY)))
+    if 0 < params.top_k < row.size:
+        kept = np.zeros(row.size, np.bool_)
+        kept[_largest(row, params.top_k)] = True
+        weights = weights * kept
     if params.top_p < 1:
-        total = (weights if kept is None else weights[kept]).sum(dtype=torch.float64).item()
-        kept = _nucleus(row, weights, params.top_p * total, kept)
-    if kept is not None:
-        weights = torch.zeros_like(weights).index_copy_(0, kept, weights[kept])
+        weights = weights * _nucleus(row, weights, params.top_p)
     if params.min_p > 0:
-        weights[weights < params.min_p] = 0
+        weights = weights * (weights >= np.float32(params.min_p))
     return weights
 
 
-def _nucleus(row: Tensor, weights: Tensor, wanted: float, ranked: Tensor | None) -> Tensor:
-    """The fewest most likely ids whose weights reach ``wanted``, out of ``ranked`` or of all."""
-    size = row.shape[0] if ranked is not None else FIRST_HEAD
-    while True:
-        ids = _largest(row, size) if ranked is None else ranked
-        mass = weights[ids].cumsum(0, dtype=torch.float64)
-        # Ranking the whole vocabulary costs ten times as much as its head, which nearly always suffices.
-        if size >= row.shape[0] or mass[-1] >= wanted:
-            return ids[: int(torch.searchsorted(mass, wanted)) + 1]
-        size *= HEAD_GROWTH
+def _nucleus(row: Row, weights: Row, share: float) -> NDArray[np.bool_]:
+    """[vocab]: the fewest most likely tokens whose weights reach ``share`` of all.
+
+    Sorting a vocabulary of 49,152 takes 4 ms; this sums the weights by size class, finds the class in which the share
+    is reached and sorts that one only (0.2 ms).
+    """
+    # The bits of positive floats are ordered as the floats are: 8 bits of exponent and 7 of mantissa make a class.
+    classes = weights.view(np.int32) >> 16
+    mass = np.bincount(classes, weights)[::-1].cumsum()  # f64, from the largest class, that of weight 1
+    wanted = share * mass[-1]
+    place = int(np.searchsorted(mass, wanted))
+    edge = mass.size - 1 - place
+    kept = classes > edge
+    doubtful = np.flatnonzero(classes == edge)
+    doubtful = doubtful[_largest(row[doubtful], doubtful.size)]
+    reached = weights[doubtful].cumsum(dtype=np.float64) + (mass[place - 1] if place else 0.0)
+    kept[doubtful[: int(np.searchsorted(reached, wanted)) + 1]] = True
+    return kept
 
 
-def _largest(values: Tensor, count: int) -> Tensor:
-    """Ids of the ``count`` largest of values [vocab], best first, lower ids first where values are equal."""
-    if count >= values.shape[0]:
-        return values.sort(descending=True, stable=True).indices
-    # topk alone breaks ties in an order of its own, so it gives the bound only.
-    ids = (values >= values.topk(count).values[-1]).nonzero().squeeze(1)
-    return ids[values[ids].sort(descending=True, stable=True).indices[:count]]
+def _largest(values: Row, count: int) -> NDArray[np.intp]:
+    """Ids of the ``count`` largest values, best first, lower ids first where values are equal."""
+    if count < values.size:
+        ids = np.flatnonzero(values >= np.partition(values, -count)[-count])
+    else:
+        ids = np.arange(values.size)
+    return ids[np.argsort(-values[ids], kind="stable")[:count]]
 
 
-def _draw(weights: Tensor, generator: torch.Generator) -> int:
+def _draw(weights: Row, generator: torch.Generator) -> int:
     """One token id by inverting the cumulative distribution, in f64 so that the tail keeps its share."""
-    cumulative = weights.cumsum(0, dtype=torch.float64)
-    point = torch.rand((), generator=generator, dtype=torch.float64) * cumulative[-1]
-    # right=True steps over tokens of weight 0; the minimum keeps a point rounded up to the very end off their tail.
-    last = torch.searchsorted(cumulative, cumulative[-1])
-    return int(torch.minimum(torch.searchsorted(cumulative, point, right=True), last))
+    cumulative = weights.cumsum(dtype=np.float64)
+    point = float(torch.rand((), generator=generator, dtype=torch.float64)) * cumulative[-1]
+    # side="right" steps over tokens of weight 0; the minimum keeps a point rounded up to the very end off their tail.
+    last = int(np.searchsorted(cumulative, cumulative[-1]))
+    return min(int(np.searchsorted(cumulative, point, side="right")), last)
 
 
-def _with_logprobs(row: Tensor, token_id: int, num_top: int | None) -> Sampled:
+def _with_logprobs(row: Row, token_id: int, num_top: int | None) -> Sampled:
     if num_top is None:
         return Sampled(token_id)
-    logprobs = row.log_softmax(dim=-1)  # [vocab] f32
+    shifted = row - row.max()
+    with np.errstate(under="ignore"):
+        logprobs: Row = shifted - np.float32(np.log(np.exp(shifted).sum(dtype=np.float64)))
     top_ids = _largest(logprobs, num_top).tolist() if num_top else []
-    return Sampled(token_id, float(logprobs[token_id]), tuple((top_id, float(logprobs[top_id])) for top_id in top_ids))
+    top = tuple((int(top_id), float(logprobs[top_id])) for top_id in top_ids)
+    return Sampled(token_id, float(logprobs[token_id]), top)

@@ -4,18 +4,21 @@ Knows nothing of networks, requests or sampling: token ids are plain integers th
 """
 
 import codecs
+import json
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from kvfolio.errors import BrokenModelError, RequestError, UnknownModelError
-from kvfolio.spec.gguf import read_header
+from kvfolio.spec.gguf import LazyArray, read_header
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
@@ -35,9 +38,9 @@ LOOK_BACK = 8  # ids of the prompt that a decoder may look at: a word, or a char
 class Tokenizer:
     """Text to ids and back, exactly as the model's published tokenizer does it."""
 
-    def __init__(self, reference: Any) -> None:
-        """``reference``: a transformers tokenizer with a ``tokenizers`` backend."""
-        backend = getattr(reference, "backend_tokenizer", None)
+    def __init__(self, reference: Any, backend: Backend | None = None) -> None:
+        """``reference``: a transformers tokenizer; ``backend``: what to encode with in place of its own."""
+        backend = backend or getattr(reference, "backend_tokenizer", None)
         if backend is None:
             kind = type(reference).__name__
             raise UnknownModelError(f"tokenizer class {kind} has no tokenizer.json form; accepted: one that has")
@@ -62,9 +65,7 @@ class Tokenizer:
         """
         path = Path(source)
         with _quiet():
-            if path.suffix == ".gguf":
-                return cls(_from_gguf(path))
-            return cls(_from_folder(path))
+            return cls(*_from_gguf(path)) if path.suffix.lower() == ".gguf" else cls(_from_folder(path))
 
     @property
     def num_tokens(self) -> int:
@@ -164,7 +165,7 @@ BYTE_OF_LETTER = _byte_alphabet()
 
 
 def _is_byte_piece(piece: str) -> bool:
-    return len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">")
+    return re.fullmatch("<0x[0-9A-Fa-f]{2}>", piece) is not None
 
 
 # ---- reading it from files ------------------------------------------------------------------------------------------
@@ -182,7 +183,7 @@ def _from_folder(path: Path) -> Any:
         raise BrokenModelError(f"the tokenizer in {path} cannot be read: {_one_line(error)}") from error
 
 
-def _from_gguf(path: Path) -> Any:
+def _from_gguf(path: Path) -> tuple[Any, Backend]:
     metadata = read_header(path).metadata
     kind = metadata.get("tokenizer.ggml.model")
     if kind is None:
@@ -196,14 +197,16 @@ def _from_gguf(path: Path) -> Any:
         )
     except Exception as error:  # transformers and tokenizers raise whatever comes, down to bare Exception
         raise BrokenModelError(f"the tokenizer in {path} cannot be read: {_one_line(error)}") from error
+    backend: Backend = reference.backend_tokenizer
     if kind == "gpt2":
-        _cut_words(reference.backend_tokenizer, cut, path)
+        _cut_words(backend, cut, path)
     elif metadata.get("tokenizer.ggml.add_space_prefix") is False and kind == "llama":
-        _drop_leading_space(reference.backend_tokenizer)
-    return reference
+        _drop_leading_space(backend)
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    return reference, _without_ids_from(len(tokens), backend) if isinstance(tokens, LazyArray) else backend
 
 
-def _cut_words(backend: Any, cut: object, path: Path) -> None:
+def _cut_words(backend: Backend, cut: object, path: Path) -> None:
     """Make a byte-level BPE of a GGUF file cut text into words as the file says."""
     if cut in DIGIT_CUTS:
         backend.pre_tokenizer = pre_tokenizers.Sequence(
@@ -218,11 +221,23 @@ def _cut_words(backend: Any, cut: object, path: Path) -> None:
         backend.model.ignore_merges = True
 
 
-def _drop_leading_space(backend: Any) -> None:
+def _drop_leading_space(backend: Backend) -> None:
     """Make a sentencepiece tokenizer of a GGUF file put no space before the text."""
     if isinstance(backend.pre_tokenizer, pre_tokenizers.Metaspace):
         backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
         backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+
+
+def _without_ids_from(num_tokens: int, backend: Backend) -> Backend:
+    """Without the tokens that transformers adds to a vocabulary that lacks GPT-2's or Llama's.
+
+    Their ids lie beyond the network's: a prompt that spells "<|endoftext|>" to Llama 3 would read past its embeddings.
+    """
+    if backend.get_vocab_size(with_added_tokens=True) <= num_tokens:
+        return backend
+    state = json.loads(backend.to_str())
+    state["added_tokens"] = [token for token in state["added_tokens"] if token["id"] < num_tokens]
+    return Backend.from_str(json.dumps(state))
 
 
 @contextmanager

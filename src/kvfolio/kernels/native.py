@@ -1,4 +1,4 @@
-"""The C++ kernels behind the same interface as the reference: checks dtypes and shapes at the door, then passes addresses.
+"""The C++ kernels behind the reference's interface: checks dtypes and shapes at the door, then passes addresses.
 
 Knows nothing of pools beyond the rows it is handed. CPU tensors only.
 """
@@ -49,7 +49,9 @@ class NativeOps:
     def __init__(self, num_threads: int, deterministic: bool = False, instruction_set: str | None = None) -> None:
         known = instruction_sets()
         if instruction_set is not None and instruction_set not in known:
-            raise OptionError(f"instruction set {instruction_set!r} is not available here; available: {', '.join(known)}")
+            raise OptionError(
+                f"instruction set {instruction_set!r} is not available here; available: {', '.join(known)}"
+            )
         self._kernels = _native.Kernels(instruction_set or known[0], num_threads)
         self._reference = ReferenceOps(deterministic)
         self.deterministic = deterministic
@@ -61,7 +63,9 @@ class NativeOps:
             return functional.linear(x, weight, bias)
         code = _code(x)
         if weight.dtype != x.dtype or weight.shape[1] != width or not weight.is_contiguous():
-            raise OptionError(f"linear: x {tuple(x.shape)} {x.dtype} does not meet weight {tuple(weight.shape)} {weight.dtype}")
+            raise OptionError(
+                f"linear: x {tuple(x.shape)} {x.dtype} does not meet weight {tuple(weight.shape)} {weight.dtype}"
+            )
         if bias is not None and bias.dtype != x.dtype:
             raise OptionError(f"linear: bias {bias.dtype} does not meet x {x.dtype}")
         x = x.contiguous()
@@ -169,9 +173,7 @@ class NativeOps:
         partials = torch.empty(attention.max_slots * slot_floats, dtype=torch.float32)
         return NativePlan(geometry, attention, cpp_geometry, scratch, partials)
 
-    def attend(
-        self, plan: NativePlan, memory: LayerMemory, q: Tensor, k: Tensor, v: Tensor, scale: float
-    ) -> Tensor:
+    def attend(self, plan: NativePlan, memory: LayerMemory, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """See models.parts.KVView.attend. Writes and seals first, then reads (law 1)."""
         geometry = plan.geometry
         dtype = TORCH_DTYPES[geometry.exact.k.name]

@@ -34,7 +34,7 @@ class ReferenceOps:
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if not self.deterministic:
             return functional.linear(x, weight, bias)
-        return torch.cat([functional.linear(row, weight, bias) for row in x.split(1)])
+        return torch.cat([functional.linear(row, weight, bias) for row in torch.split(x, 1)])
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         values = x.to(torch.float32)
@@ -70,9 +70,7 @@ class ReferenceOps:
     def plan(self, geometry: LayerGeometry, chunks: tuple[ChunkBlocks, ...]) -> ReferencePlan:
         return ReferencePlan(geometry, chunks)
 
-    def attend(
-        self, plan: ReferencePlan, memory: LayerMemory, q: Tensor, k: Tensor, v: Tensor, scale: float
-    ) -> Tensor:
+    def attend(self, plan: ReferencePlan, memory: LayerMemory, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """See models.parts.KVView.attend. Writes and seals first, then reads (law 1)."""
         geometry = plan.geometry
         out = torch.empty((*q.shape[:2], geometry.v_width), dtype=q.dtype, device=q.device)
@@ -101,7 +99,7 @@ def _layer_part(rows: Tensor, geometry: LayerGeometry, fmt: CacheFormat) -> tupl
         heads * tokens * geometry.v_width * fmt.v.value_bytes,
         heads * tokens * fmt.v.scale_bytes,
     )
-    keys, k_scales, values, v_scales = rows.split(sizes, dim=1)
+    keys, k_scales, values, v_scales = torch.split(rows, sizes, dim=1)
     return (
         keys.view(TORCH_DTYPES[fmt.k.name]).view(n, heads, geometry.k_width, tokens),
         k_scales.view(torch.float32).view(n, heads, tokens * fmt.k.scale_bytes // 4),
@@ -127,7 +125,7 @@ def _open_part(geometry: LayerGeometry, memory: LayerMemory, slot: int) -> tuple
 def _write(
     geometry: LayerGeometry, memory: LayerMemory, chunk: ChunkBlocks, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Store the chunk; returns the exact keys and values [num_kv_heads, tokens, width] from its first block's edge on."""
+    """Store the chunk; returns exact keys and values [num_kv_heads, tokens, width] from its first block's edge on."""
     tokens = geometry.block_tokens
     carried = chunk.start % tokens  # tokens of the first block that an earlier chunk wrote
     open_k, open_v = _open_part(geometry, memory, chunk.open_slot)

@@ -63,7 +63,7 @@ class Gemma3Layer:
         """x [num_tokens, hidden], normed → [num_tokens, hidden]."""
         num_q, num_kv = self.num_q_heads, self.num_kv_heads
         heads = self.qkv.forward(x, ops).view(-1, num_q + 2 * num_kv, self.head_width)  # [num_tokens, q | k | v, width]
-        q, k, v = heads.split([num_q, num_kv, num_kv], dim=1)  # each [num_tokens, its heads, head_width]
+        q, k, v = torch.split(heads, [num_q, num_kv, num_kv], dim=1)  # each [num_tokens, its heads, head_width]
         q = ops.rope(ops.rms_norm(q, self.q_norm, self.norm_eps), *rotary)
         k = ops.rope(ops.rms_norm(k, self.k_norm, self.norm_eps), *rotary)
         out = view.attend(self.index, q, k, v, self.attention_scale)  # [num_tokens, num_q_heads, head_width]

@@ -3,6 +3,7 @@
 Knows nothing of caches, files or kernels: weights come by name, memory through a view, arithmetic through ops.
 """
 
+import torch
 from torch import Tensor
 
 from kvfolio.models.parts import KVView, Ops
@@ -52,7 +53,7 @@ class Gpt2Layer:
     def attention(self, x: Tensor, view: KVView, ops: Ops) -> Tensor:
         """x [num_tokens, hidden], normed → [num_tokens, hidden]."""
         heads = self.qkv.forward(x, ops).view(-1, 3 * self.num_heads, self.head_width)  # [num_tokens, q | k | v, width]
-        q, k, v = heads.split(self.num_heads, dim=1)  # each [num_tokens, num_heads, head_width]
+        q, k, v = torch.split(heads, self.num_heads, dim=1)  # each [num_tokens, num_heads, head_width]
         out = view.attend(self.index, q, k, v, self.attention_scale)  # [num_tokens, num_heads, head_width]
         return self.o.forward(out.reshape(-1, self.num_heads * self.head_width), ops)
 

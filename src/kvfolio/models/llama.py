@@ -3,6 +3,7 @@
 Knows nothing of caches, files or kernels: weights come by name, memory through a view, arithmetic through ops.
 """
 
+import torch
 from torch import Tensor
 
 from kvfolio.errors import UnknownModelError
@@ -60,10 +61,10 @@ class LlamaLayer:
         """x [num_tokens, hidden], normed → [num_tokens, hidden]."""
         num_q, num_kv = self.num_q_heads, self.num_kv_heads
         heads = self.qkv.forward(x, ops).view(-1, num_q + 2 * num_kv, self.head_width)  # [num_tokens, q | k | v, width]
-        q, k, v = heads.split([num_q, num_kv, num_kv], dim=1)  # each [num_tokens, its heads, head_width]
+        q, k, v = torch.split(heads, [num_q, num_kv, num_kv], dim=1)  # each [num_tokens, its heads, head_width]
         if self.q_norm is None or self.k_norm is None:
             qk = ops.rope(heads[:, : num_q + num_kv], *rotary)  # q and k lie side by side: one call
-            q, k = qk.split([num_q, num_kv], dim=1)
+            q, k = torch.split(qk, [num_q, num_kv], dim=1)
         else:
             q = ops.rope(ops.rms_norm(q, self.q_norm, self.norm_eps), *rotary)
             k = ops.rope(ops.rms_norm(k, self.k_norm, self.norm_eps), *rotary)

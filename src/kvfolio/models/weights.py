@@ -3,7 +3,7 @@
 Knows nothing of file layouts (``weights_folder``, ``weights_gguf``) or of what a network does with a tensor.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -14,7 +14,7 @@ from kvfolio.errors import BrokenModelError
 from kvfolio.models.parts import Linear
 from kvfolio.models.weights_folder import FolderTensors
 from kvfolio.models.weights_gguf import GgufTensors
-from kvfolio.spec.model import ModelSpec
+from kvfolio.spec.source import ModelSource
 
 Progress = Callable[[int, int], None]  # (bytes of the files read so far, bytes of all tensors)
 CHECK_BOTH = "check that configuration and weights belong together"
@@ -23,20 +23,9 @@ CHECK_BOTH = "check that configuration and weights belong together"
 class TensorSource(Protocol):
     """Where tensors lie. Names and layouts are those of Hugging Face folders, matrices always [out, in]."""
 
-    @property
-    def where(self) -> str:
-        """The folder or file, for messages."""
-        ...
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Every tensor's name and shape."""
-        ...
-
-    @property
-    def norm_offset(self) -> float:
-        """What must be added to a stored norm weight so that it multiplies directly."""
-        ...
+    where: Path  # the folder or file, for messages
+    shapes: dict[str, tuple[int, ...]]  # of every tensor there
+    norm_offset: float  # what must be added to a stored norm weight so that it multiplies directly
 
     def stored_bytes(self, name: str) -> int:
         """Bytes of the tensor in its file."""
@@ -99,8 +88,8 @@ class Weights:
         unread = [name for name in self._source.shapes if name not in self._read and not may_stay(name)]
         if unread:
             raise BrokenModelError(
-                f"{self._source.where}: {len(unread)} of {len(self._source.shapes)} tensors have no place in the network "
-                f"that the configuration describes, {unread[0]!r} for one; {CHECK_BOTH}"
+                f"{self._source.where}: {len(unread)} of {len(self._source.shapes)} tensors have no place in the "
+                f"network that the configuration describes, {unread[0]!r} for one; {CHECK_BOTH}"
             )
         if self._on_progress is not None:
             self._on_progress(self._total_bytes, self._total_bytes)
@@ -132,11 +121,12 @@ class Weights:
 
 
 def open_weights(
-    path: Path, spec: ModelSpec, dtype: torch.dtype, device: torch.device, on_progress: Progress | None = None
+    source: ModelSource, dtype: torch.dtype, device: torch.device, on_progress: Progress | None = None
 ) -> Weights:
-    """The weights of ``spec`` in a Hugging Face folder or a GGUF file; headers are read and checked now, tensors later.
+    """The weights of a model's folder or GGUF file; headers are read and checked now, tensors later.
 
     Raises BrokenModelError for files that are missing, cut or inconsistent, UnknownModelError for tensor types.
     """
-    source: TensorSource = FolderTensors(path, spec) if path.is_dir() else GgufTensors(path, spec)
-    return Weights(source, dtype, device, on_progress)
+    if source.header is None:
+        return Weights(FolderTensors(source.path, source.spec), dtype, device, on_progress)
+    return Weights(GgufTensors(source.header, source.spec), dtype, device, on_progress)

@@ -18,6 +18,7 @@ from kvfolio.spec.model import ModelSpec
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 VALUE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
+MALFORMED = (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError)  # what foreign JSON may raise
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 CONV1D = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # GPT-2 stores these [in, out]
 
@@ -36,24 +37,14 @@ class FolderTensors:
     """The tensors of a folder, by one spelling. Opening reads and checks headers; tensors are read one at a time."""
 
     def __init__(self, folder: Path, spec: ModelSpec) -> None:
-        self._folder = folder
+        self.where = folder
+        self.norm_offset = 1.0 if spec.family == "gemma3" else 0.0
         self._family = spec.family
         self._stored = {spelling(line.key, spec.family): line for line in read_headers(folder)}
         self._open: dict[Path, Any] = {}  # safetensors handles; each keeps its file mapped
-
-    @property
-    def where(self) -> str:
-        return str(self._folder)
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {
+        self.shapes = {
             name: line.shape[::-1] if self._is_transposed(name) else line.shape for name, line in self._stored.items()
         }
-
-    @property
-    def norm_offset(self) -> float:
-        return 1.0 if self._family == "gemma3" else 0.0
 
     def stored_bytes(self, name: str) -> int:
         line = self._stored[name]
@@ -112,42 +103,44 @@ def read_headers(folder: Path) -> list[StoredTensor]:
 
 def read_header(file: Path) -> list[StoredTensor]:
     """The tensors that one safetensors file describes, after checking that the file is as long as it says."""
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        header_bytes = int.from_bytes(stream.read(8), "little")
-        if size < 8 or header_bytes > min(MAX_HEADER_BYTES, size - 8):
-            raise BrokenModelError(
-                f"{file}: {size} bytes, too few for its header of {header_bytes} bytes; it was cut or is not "
-                "a safetensors file; fetch it again"
-            )
-        text = stream.read(header_bytes)
     try:
-        header = json.loads(text)
-        described = {key: value for key, value in header.items() if key != "__metadata__"}
-        data_bytes = max((value["data_offsets"][1] for value in described.values()), default=0)
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            header_bytes = int.from_bytes(stream.read(8), "little")
+            text = stream.read(header_bytes) if header_bytes <= MAX_HEADER_BYTES else b""
+    except OSError as error:
+        raise BrokenModelError(f"{file} cannot be read: {error.strerror}; check its permissions") from None
+    if size < 8 or len(text) < header_bytes:
+        raise BrokenModelError(
+            f"{file}: {size:,} bytes, too few for a header of {header_bytes:,} bytes; it was cut or is not "
+            "a safetensors file; fetch it again"
+        )
+    try:
+        described = {key: value for key, value in json.loads(text).items() if key != "__metadata__"}
+        data_bytes = max((int(value["data_offsets"][1]) for value in described.values()), default=0)
         lines = [
             StoredTensor(file, key, str(value["dtype"]), tuple(int(count) for count in value["shape"]))
             for key, value in described.items()
         ]
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-        raise BrokenModelError(
-            f"{file}: its header is not that of a safetensors file ({error!r}); fetch it again"
-        ) from None
+    except MALFORMED as error:
+        message = f"{file}: its header is not that of a safetensors file ({error!r}); fetch it again"
+        raise BrokenModelError(message) from None
     if size != 8 + header_bytes + data_bytes:
         raise BrokenModelError(
-            f"{file}: its header says {8 + header_bytes + data_bytes} bytes, the file has {size}; fetch it again"
+            f"{file}: its header says {8 + header_bytes + data_bytes:,} bytes, the file has {size:,}; fetch it again"
         )
     return lines
 
 
 def _read_index(file: Path) -> dict[str, str]:
     try:
-        weight_map = json.loads(file.read_text(encoding="utf-8"))["weight_map"]
+        weight_map = json.loads(file.read_bytes())["weight_map"]
         return {str(key): str(shard) for key, shard in weight_map.items()}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise BrokenModelError(
-            f"{file}: no table 'weight_map' can be read from it ({error!r}); fetch it again"
-        ) from None
+    except OSError as error:
+        raise BrokenModelError(f"{file} cannot be read: {error.strerror}; check its permissions") from None
+    except MALFORMED as error:
+        message = f"{file}: no table 'weight_map' can be read from it ({error!r}); fetch it again"
+        raise BrokenModelError(message) from None
 
 
 def _nothing_to_read(folder: Path) -> str:

@@ -5,7 +5,6 @@ Knows nothing of networks. Reads through a memory map at the offsets of our own 
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 from torch import Tensor
 
 from kvfolio.errors import BrokenModelError, UnknownModelError
-from kvfolio.spec.gguf import TENSOR_TYPES, GgufHeader, check_complete, read_header
+from kvfolio.spec.gguf import TENSOR_TYPES, GgufHeader, check_complete
 from kvfolio.spec.model import ModelSpec
 
 CHUNK_NUMBERS = 1 << 18  # dequantised at once; whole rows of 16 as gguf does it are half as fast
@@ -70,25 +69,16 @@ class PackedTensor:
 class GgufTensors:
     """The tensors of one GGUF file, by the names that a Hugging Face folder gives them."""
 
-    norm_offset = 0.0  # llama.cpp stores Gemma's norm weights as they multiply
-
-    def __init__(self, file: Path, spec: ModelSpec) -> None:
-        self._file = file
-        header = read_header(file)
+    def __init__(self, header: GgufHeader, spec: ModelSpec) -> None:
+        self.where = header.path
+        self.norm_offset = 0.0  # llama.cpp stores Gemma's norm weights as they multiply
         # llama.cpp pairs neighbours in rotary positions for this architecture alone, and reorders rows for it.
         self._is_interleaved = header.metadata["general.architecture"] == "llama"
         self._num_q_heads = spec.network.num_q_heads
         self._num_kv_heads = [kind.num_kv_heads for kind in spec.layers]
         self._packed = {spelling(line.key, spec.family): line for line in _lines(header)}
-        self._bytes = np.memmap(file, dtype=np.uint8, mode="r")
-
-    @property
-    def where(self) -> str:
-        return str(self._file)
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: line.shape for name, line in self._packed.items()}
+        self._bytes = np.memmap(header.path, dtype=np.uint8, mode="r")
+        self.shapes = {name: line.shape for name, line in self._packed.items()}
 
     def stored_bytes(self, name: str) -> int:
         return self._packed[name].num_bytes
@@ -152,9 +142,10 @@ def _lines(header: GgufHeader) -> list[PackedTensor]:
                 "use another quantisation of the model, such as Q8_0 or Q4_K_M"
             )
         numbers = TENSOR_TYPES[tensor.type_id].block_values
-        if tensor.shape[-1] % numbers != 0:
+        row = tensor.shape[-1] if tensor.shape else 1
+        if row % numbers != 0:
             raise BrokenModelError(
-                f"{header.path}: tensor {tensor.name!r} has rows of {tensor.shape[-1]} numbers, and {tensor.type_name} "
+                f"{header.path}: tensor {tensor.name!r} has rows of {row} numbers, and {tensor.type_name} "
                 f"packs {numbers} at a time; convert the model again"
             )
         begin = header.data_offset + tensor.offset

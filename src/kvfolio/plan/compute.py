@@ -1,12 +1,13 @@
 """Floating-point operations and bytes read, with and without a cache.
 
-Knows nothing of clocks or machines: it counts; a bandwidth or a rate turns counts into seconds. Formulas: docs/arithmetic.md.
+Knows nothing of clocks or machines: it counts; a bandwidth or a rate turns counts into seconds.
+Formulas: docs/arithmetic.md.
 """
 
 from dataclasses import dataclass
 
 from kvfolio.spec.formats import CacheFormat, find_format
-from kvfolio.spec.model import ModelSpec
+from kvfolio.spec.model import LayerGroup, ModelSpec
 
 
 def tokens_read(spec: ModelSpec, layer: int, position: int) -> int:
@@ -15,7 +16,7 @@ def tokens_read(spec: ModelSpec, layer: int, position: int) -> int:
 
 
 def attention_flops(spec: ModelSpec, position: int) -> int:
-    """FLOPs of q·k and p·v for one token at ``position``, over all layers: 2 (k_width + v_width) a head and token read."""
+    """FLOPs of q·k and p·v of one token at ``position``, all layers: 2 (k_width + v_width) a head and token read."""
     heads = spec.network.num_q_heads
     return sum(
         2 * heads * (kind.k_width + kind.v_width) * tokens_read(spec, layer, position)
@@ -72,15 +73,18 @@ def textbook_flops(num_params: int, prompt_tokens: int, num_tokens: int) -> tupl
 
 
 def weight_bytes(spec: ModelSpec, dtype: str) -> int:
-    """Bytes of the weights held in ``dtype``; every one is read once a step, a tied embedding as the output product."""
+    """Bytes of the weights held in ``dtype``."""
     return spec.num_params * find_format(dtype).value_bytes
 
 
-def cache_bytes_read(spec: ModelSpec, fmt: CacheFormat, position: int) -> int:
-    """Bytes of cache that one decode step at ``position`` reads, in the storage format."""
+def weight_bytes_read(spec: ModelSpec, dtype: str) -> int:
+    """Bytes of weights that one step reads: all but an embedding table that is only looked up."""
+    return weight_flops(spec) // 2 * find_format(dtype).value_bytes
+
+
+def cache_bytes_read(groups: tuple[LayerGroup, ...], fmt: CacheFormat, position: int) -> int:
+    """Bytes of cache that a decode step at ``position`` reads, in the storage format, over all ``groups`` of a model."""
     return sum(
-        kind.num_kv_heads
-        * (fmt.k.vector_bytes(kind.k_width) + fmt.v.vector_bytes(kind.v_width))
-        * tokens_read(spec, layer, position)
-        for layer, kind in enumerate(spec.layers)
+        group.num_layers * group.layer_bytes_per_token(fmt) * (position + 1 - group.kind.first_token_needed(position))
+        for group in groups
     )

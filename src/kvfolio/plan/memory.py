@@ -76,7 +76,7 @@ def plan_cache(spec: ModelSpec, dtype: str, options: CacheOptions) -> CacheLayou
 
 
 def _split(spec: ModelSpec, groups: tuple[LayerGroup, ...], sizes: list[int], budget: int) -> list[int]:
-    """Blocks for each group in the proportion that sequences of half the model's context hold them; at least one each."""
+    """Blocks of each group, in the proportion that sequences of half the context hold them; at least one each."""
     mean_tokens = max(1, spec.max_context // 2)
     weights = [min(mean_tokens, group.kind.window or mean_tokens) for group in groups]
     row = sum(weight * size for weight, size in zip(weights, sizes, strict=True))

@@ -32,7 +32,6 @@ class RequestState:
 
     request: Request
     generated: list[int] = field(default_factory=list)  # token ids
-    num_preemptions: int = 0
 
     @property
     def sequence(self) -> SequenceId:

@@ -2,8 +2,9 @@
 
 Decides from requests and the ledger alone. Knows nothing of tensors, text or what a step costs.
 
-Why every request ends: requests run in order of arrival. Only a newer request is ever preempted, so the oldest one always
-makes room for itself; it fits alone (checked on arrival), so it ends after finitely many steps; then the next is the oldest.
+Why every request ends: requests run in order of arrival. Only a newer request is ever preempted, so the oldest one
+always makes room for itself; it fits alone (checked on arrival), so it ends after finitely many steps; then the next
+one is the oldest.
 """
 
 from collections import deque
@@ -41,8 +42,6 @@ class Counters:
     num_preemptions: int = 0
     num_refused: int = 0
     num_finished: int = 0
-    peak_blocks_used: int = 0
-    peak_used_bytes: int = 0
 
 
 class _Draft:
@@ -75,8 +74,9 @@ class Scheduler:
         self.ledger = ledger
         self.options = options
         self.counters = Counters()
+        self.peak = ledger.usage()  # at the step that used the most bytes
         self._waiting: deque[RequestState] = deque()
-        self._running: list[RequestState] = []  # oldest first
+        self._running: dict[RequestId, RequestState] = {}  # oldest first
 
     @property
     def num_waiting(self) -> int:
@@ -93,35 +93,35 @@ class Scheduler:
     def refusal(self, request: Request) -> str | None:
         """Why ``request`` can never be served, with the numbers and the way out; None when it can. Changes nothing."""
         num_prompt, context = len(request.prompt), self.options.max_context
+        asked = f"{num_prompt:,} prompt tokens + max_tokens {request.max_tokens:,}"
         if num_prompt == 0:
             return "the prompt is empty: it needs at least 1 token to predict from"
         if request.max_tokens < 1:
             return f"max_tokens is {request.max_tokens}; ask for at least 1"
         if num_prompt >= context:
-            return f"the prompt has {num_prompt:,} tokens, the model reads at most {context:,} and needs one to answer in: shorten it"
-        if num_prompt + request.max_tokens > context:
             return (
-                f"{num_prompt:,} prompt tokens + max_tokens {request.max_tokens:,} exceed the model's context of {context:,}: "
-                f"ask for at most {context - num_prompt:,}"
+                f"the prompt has {num_prompt:,} tokens; the model's context is {context:,}, one for the answer: "
+                f"shorten the prompt to at most {context - 1:,}"
             )
+        if num_prompt + request.max_tokens > context:
+            return f"{asked} exceed the model's context of {context:,}: ask for at most {context - num_prompt:,}"
         layout = self.ledger.layout
         need = request.max_cached_tokens
         if not layout.fits(need):
             return (
-                f"{num_prompt:,} prompt tokens + max_tokens {request.max_tokens:,} need {format_bytes(layout.bytes_held(need))} of cache, "
-                f"the pool has {format_bytes(layout.budget_bytes)} for at most {layout.longest_sequence(need):,} tokens: "
+                f"{asked} need {format_bytes(layout.bytes_held(need))} of cache; the pool has "
+                f"{format_bytes(layout.budget_bytes)}, which holds {layout.longest_sequence(need):,} tokens: "
                 f"give more kv_memory or ask for fewer tokens"
             )
         return None
 
     def step(self, events: Iterable[Event]) -> Step:
         """Take in ``events``, then decide what to compute next. An empty step means there is nothing to do."""
-        refused = self._take_in(events)
+        refused = self.take_in(events)
         draft = _Draft(self.options.max_step_tokens)
         for decoding in (True, False):  # decodes first: a long prompt must not stall those who are already reading
-            for state in tuple(self._running):
-                is_decoding = state.num_known - self.ledger.num_tokens(state.sequence) == 1 if state in self._running else None
-                if is_decoding is decoding and state.request.id not in draft.chunks:
+            for state in tuple(self._running.values()):
+                if state.request.id in self._running and (self._num_left(state) == 1) is decoding:
                     self._continue(state, draft)
         while self._waiting and draft.budget > 0 and not draft.preempted and self._admit(draft):
             pass
@@ -140,10 +140,9 @@ class Scheduler:
 
         Side effects: ledger entries are written, finished requests are released.
         """
-        by_id = {state.request.id: state for state in self._running}
         finished: list[Finished] = []
         for chunk in step.chunks:
-            state = by_id[chunk.request_id]
+            state = self._running[chunk.request_id]
             self.ledger.commit(state.sequence)
             if not chunk.samples:
                 continue
@@ -154,10 +153,11 @@ class Scheduler:
             elif len(state.generated) >= state.request.max_tokens:
                 finished.append(Finished(chunk.request_id, "length"))
         for end in finished:
-            self._end(by_id[end.request_id])
+            self._end(self._running[end.request_id])
         return tuple(finished)
 
-    def _take_in(self, events: Iterable[Event]) -> tuple[tuple[RequestId, str], ...]:
+    def take_in(self, events: Iterable[Event]) -> tuple[tuple[RequestId, str], ...]:
+        """Book ``events`` without scheduling anything; returns the arrivals that can never be served, and why."""
         refused: list[tuple[RequestId, str]] = []
         for event in events:
             if isinstance(event, Arrive):
@@ -169,9 +169,13 @@ class Scheduler:
                 continue
             for state in [state for state in self._waiting if state.request.id == event.request_id]:
                 self._waiting.remove(state)
-            for state in [state for state in self._running if state.request.id == event.request_id]:
-                self._end(state)
+            if event.request_id in self._running:
+                self._end(self._running[event.request_id])
         return tuple(refused)
+
+    def _num_left(self, state: RequestState) -> int:
+        """Known tokens of a running request that no step was granted yet: 1 when it decodes, 0 once scheduled."""
+        return state.num_known - self.ledger.num_tokens(state.sequence)
 
     def _continue(self, state: RequestState, draft: _Draft) -> None:
         """Schedule the next tokens of a running request, preempting newer ones if it cannot move at all."""
@@ -183,42 +187,45 @@ class Scheduler:
             if grant is not None:
                 draft.add(state, start, possible, grant)
                 return
-            if self._running[-1] is state:
-                return  # the newest waits: older ones hold the blocks and will end
-            self._preempt(self._running[-1], draft)
+            newest = next(reversed(self._running.values()))
+            if newest is state:
+                return  # it waits: older ones hold the blocks and will end
+            self._preempt(newest, draft)
 
     def _preempt(self, state: RequestState, draft: _Draft) -> None:
         """Take all blocks of ``state``; it waits at the head of the queue and is computed again from its tokens."""
         draft.drop(state.request.id)
         draft.preempted.append(state.request.id)
         self.ledger.release(state.sequence)
-        self._running.remove(state)
+        del self._running[state.request.id]
         self._waiting.appendleft(state)
-        state.num_preemptions += 1
 
     def _admit(self, draft: _Draft) -> bool:
-        """Start the request at the head of the queue if all its known tokens fit beside what the running ones still need."""
+        """Start the first waiting request if all its known tokens fit beside what the running ones still need."""
         state, layout = self._waiting[0], self.ledger.layout
         promised = sum(
-            max(0, layout.bytes_held(other.num_known) - self.ledger.bytes_held(other.sequence)) for other in self._running
+            max(0, layout.bytes_held(other.num_known) - self.ledger.bytes_held(other.sequence))
+            for other in self._running.values()
         )
-        if layout.bytes_held(state.num_known) + promised > self.ledger.free_bytes or not self.ledger.admit(state.sequence):
+        if layout.bytes_held(state.num_known) + promised > self.ledger.free_bytes:
             return False
-        self._running.append(self._waiting.popleft())
+        if not self.ledger.admit(state.sequence):
+            return False
+        self._running[state.request.id] = self._waiting.popleft()
         self._continue(state, draft)
         return True
 
     def _end(self, state: RequestState) -> None:
         self.ledger.release(state.sequence)
-        self._running.remove(state)
+        del self._running[state.request.id]
         self.counters.num_finished += 1
 
     def _count(self, draft: _Draft, num_refused: int) -> None:
         counters, usage = self.counters, self.ledger.usage()
+        if usage.used_bytes > self.peak.used_bytes:
+            self.peak = usage
         counters.num_refused += num_refused
         counters.num_preemptions += len(draft.preempted)
         if draft.chunks:
             counters.num_steps += 1
             counters.num_tokens_computed += sum(len(chunk.token_ids) for chunk in draft.chunks.values())
-        counters.peak_blocks_used = max(counters.peak_blocks_used, usage.num_blocks_used)
-        counters.peak_used_bytes = max(counters.peak_used_bytes, usage.used_bytes)

@@ -99,7 +99,7 @@ def _rotary(fields: Fields, model_type: str) -> ModelSpec:
         rope, rope_local = gemma3_ropes_from_config(fields, head_width, max_positions)
         scale = fields.number("query_pre_attn_scalar", assume=256.0) ** -0.5
     else:
-        rope, rope_local = ropes_from_config(fields, head_width, max_positions)
+        rope, rope_local = ropes_from_config(fields, head_width, max_positions, layers)
         scale = head_width**-0.5
     # Mistral has no biases and Qwen2 always has three, whatever the flag says
     biases = model_type in ("llama", "qwen3", "gemma3_text") and fields.flag("attention_bias", False)

@@ -66,7 +66,7 @@ class CacheLayout:
     def blocks_held(self, group: GroupLayout, num_tokens: int) -> int:
         """Sealed blocks of ``group`` that a sequence of ``num_tokens`` needs, computed in the smallest chunks.
 
-        A window layer needs ceil(window / block_tokens): in the step that fills a block, the window reaches that far back.
+        A window layer needs ceil(window / block_tokens): the window reaches that far back in the step that fills a block.
         """
         sealed = num_tokens // self.block_tokens
         window = group.group.kind.window

@@ -1,6 +1,6 @@
 """Reads rotary positions out of a Hugging Face config (both spellings) or a GGUF header, and the context they reach.
 
-Knows nothing of layers or weights. Scalings it cannot express are refused by name.
+Knows nothing of weights. Scalings it cannot express are refused by name.
 """
 
 import math
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from kvfolio.errors import BrokenModelError, UnknownModelError
 from kvfolio.spec.fields import Fields
+from kvfolio.spec.layers import LayerKind
 from kvfolio.spec.model import Rope
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -41,14 +42,24 @@ def usable_context(max_positions: int, rope: Rope | None) -> int:
     return max_positions
 
 
-def ropes_from_config(fields: Fields, width: int, max_positions: int) -> tuple[Rope, Rope | None]:
-    """(rope of full-attention layers, rope of sliding-window layers or None for the same) of the llama family."""
+def ropes_from_config(
+    fields: Fields, width: int, max_positions: int, layers: Sequence[LayerKind]
+) -> tuple[Rope, Rope | None]:
+    """(rope of full-attention layers, rope of sliding-window layers or None for the same) of the llama family.
+
+    Parameters that are nested must have an entry for each kind that ``layers`` has.
+    """
     parameters = fields.child("rope_scaling") or fields.child("rope_parameters")
-    if parameters is not None and (parameters.names(FULL) or parameters.names(SLIDING)):
-        full, sliding = parameters.child(FULL), parameters.child(SLIDING)
-        ropes = [_rope(fields, item, width, max_positions) for item in (full, sliding) if item is not None]
-        return ropes[0], ropes[-1] if len(ropes) > 1 and ropes[0] != ropes[1] else None
-    return _rope(fields, parameters, width, max_positions), None
+    if parameters is None or not (parameters.names(FULL) or parameters.names(SLIDING)):
+        return _rope(fields, parameters, width, max_positions), None
+    by_kind: dict[str, Rope] = {}
+    for kind in dict.fromkeys(FULL if layer.window is None else SLIDING for layer in layers):
+        if parameters.get(kind) is None:
+            raise parameters.missing(kind)
+        by_kind[kind] = _rope(fields, parameters.child(kind), width, max_positions)
+    rope = by_kind.get(FULL) or by_kind[SLIDING]
+    local = by_kind.get(SLIDING, rope)
+    return rope, local if local != rope else None
 
 
 def gemma3_ropes_from_config(fields: Fields, width: int, max_positions: int) -> tuple[Rope, Rope]:
@@ -58,7 +69,7 @@ def gemma3_ropes_from_config(fields: Fields, width: int, max_positions: int) -> 
     full, sliding = None, None
     if parameters is not None:
         full, sliding = parameters.child(FULL), parameters.child(SLIDING)
-        if full is None and sliding is None:
+        if not (parameters.names(FULL) or parameters.names(SLIDING)):
             raise BrokenModelError(f"{parameters.where}: accepted: one entry each for {FULL} and {SLIDING}")
     if scaling is not None:  # the old spelling scales the global layers only
         merged = {**(full.values if full is not None else {}), **scaling.values}

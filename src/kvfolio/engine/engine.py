@@ -1,0 +1,187 @@
+"""The engine: requests of token ids in, token ids out. One half of the twins; the other is sim/replay.py.
+
+    step = scheduler.step(events) → store.carry(step.moves) → runner(step) → sampler → scheduler.commit(step, tokens)
+
+Knows nothing of text, tokenizers or files.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvfolio.cache.ledger import Ledger, Usage
+from kvfolio.engine.params import SamplingParams
+from kvfolio.engine.runner import Runner
+from kvfolio.engine.sampler import Sampled, Sampler
+from kvfolio.errors import RequestError
+from kvfolio.plan.compute import cache_bytes_read, weight_bytes_read
+from kvfolio.sched.request import Arrive, Event, Leave, Request, RequestId, Step
+from kvfolio.sched.scheduler import Counters, Scheduler
+from kvfolio.spec.model import ModelSpec
+from kvfolio.store.pools import CacheStore
+from kvfolio.units import format_bytes
+
+logger = logging.getLogger("kvfolio")
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One new token of one request."""
+
+    request_id: RequestId
+    sampled: Sampled
+    finish_reason: str | None  # stop, length, or None while it goes on
+    time_s: float  # on the engine's clock
+
+
+@dataclass(slots=True)
+class DecodeMeter:
+    """What the steps that only decode have done so far: the base of measured speed and of its limit."""
+
+    num_tokens: int = 0
+    time_s: float = 0.0
+    bytes_read: int = 0  # weights once a step, cache of every sequence in it
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The engine at a glance, as plain data."""
+
+    usage: Usage  # now
+    peak: Usage  # at the step that used the most bytes
+    counters: Counters
+    planned_bytes: int
+    allocated_bytes: int
+    num_running: int
+    num_waiting: int
+
+
+class Engine:
+    """A scheduler, a ledger, a store and a runner in step. Not thread-safe: one caller at a time."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        scheduler: Scheduler,
+        store: CacheStore,
+        runner: Runner,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.clock = clock
+        self.scheduler = scheduler
+        self.decode_meter = DecodeMeter()
+        self._store = store
+        self._runner = runner
+        self._sampler = Sampler()
+        self._params: dict[RequestId, SamplingParams] = {}
+        self._events: list[Event] = []
+        self._next_id = 0
+        self._spec = spec
+        self._groups = spec.groups()
+        self._weight_bytes = weight_bytes_read(spec, store.layout.exact.name)
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.scheduler.ledger
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._events) or not self.scheduler.is_idle
+
+    def submit(self, prompt: tuple[int, ...], params: SamplingParams) -> RequestId:
+        """Queue a request of token ids. Raises RequestError at once, and queues nothing, if it can never be served."""
+        vocab_size = self._spec.network.vocab_size
+        unknown = [token for token in prompt if not 0 <= token < vocab_size]
+        if unknown:
+            raise RequestError(f"token id {unknown[0]} is outside the model's vocabulary of {vocab_size:,}")
+        stops = frozenset(params.stop_token_ids) | (
+            frozenset() if params.ignore_eos else frozenset(self._spec.eos_token_ids)
+        )
+        request = Request(RequestId(self._next_id), prompt, params.max_tokens, stops)
+        reason = self.scheduler.refusal(request)
+        if reason is not None:
+            raise RequestError(reason)
+        self._next_id += 1
+        self._params[request.id] = params
+        self._events.append(Arrive(request))
+        return request.id
+
+    def cancel(self, request_id: RequestId) -> None:
+        """End a request early; its blocks are free from the next step on. One that has ended already is no error."""
+        if request_id in self._params:
+            self._events.append(Leave(request_id))
+            self._forget(request_id)
+
+    def step(self) -> list[Output]:
+        """Decide one step, compute it, and return its new tokens. Without work: nothing happens."""
+        started = self.clock()
+        events, self._events = self._events, []
+        step = self.scheduler.step(events)
+        for request_id in step.preempted:
+            self._warn(request_id)
+        if not step.chunks:
+            return []
+        self._store.carry(step.moves)
+        logits = self._runner.run(step)
+        sampling = [chunk.request_id for chunk in step.chunks if chunk.samples]
+        sampled = self._sampler.sample(logits, [(request_id, self._params[request_id]) for request_id in sampling])
+        tokens = {request_id: choice.token_id for request_id, choice in zip(sampling, sampled, strict=True)}
+        reasons = {end.request_id: end.reason for end in self.scheduler.commit(step, tokens)}
+        now = self.clock()
+        self._measure(step, now - started)
+        for request_id in reasons:
+            self._forget(request_id)
+        return [
+            Output(request_id, choice, reasons.get(request_id), now)
+            for request_id, choice in zip(sampling, sampled, strict=True)
+        ]
+
+    def settle(self) -> None:
+        """Book what is queued without computing a step: cancelled requests give their blocks back now."""
+        events, self._events = self._events, []
+        self.scheduler.take_in(events)
+
+    def abandon(self) -> None:
+        """End all requests, after an error in the middle of a step: nothing stays held."""
+        for request_id in list(self._params):
+            self.cancel(request_id)
+        self.settle()
+
+    def snapshot(self) -> Snapshot:
+        """Usage, counters and bytes now."""
+        return Snapshot(
+            usage=self.ledger.usage(),
+            peak=self.scheduler.peak,
+            counters=self.scheduler.counters,
+            planned_bytes=self._store.layout.planned_bytes,
+            allocated_bytes=self._store.allocated_bytes,
+            num_running=self.scheduler.num_running,
+            num_waiting=self.scheduler.num_waiting,
+        )
+
+    def _forget(self, request_id: RequestId) -> None:
+        del self._params[request_id]
+        self._sampler.forget(request_id)
+
+    def _measure(self, step: Step, time_s: float) -> None:
+        if not all(chunk.samples and len(chunk.token_ids) == 1 for chunk in step.chunks):
+            return
+        fmt = self._store.layout.fmt
+        self.decode_meter.num_tokens += len(step.chunks)
+        self.decode_meter.time_s += time_s
+        self.decode_meter.bytes_read += self._weight_bytes
+        self.decode_meter.bytes_read += sum(cache_bytes_read(self._groups, fmt, chunk.start) for chunk in step.chunks)
+
+    def _warn(self, request_id: RequestId) -> None:
+        usage, counters = self.ledger.usage(), self.scheduler.counters
+        logger.warning(
+            "the cache ran dry: request %d gave up its blocks and will be computed again (%s of %s free, %d running, "
+            "%d waiting, %d preemptions so far); more kv_memory avoids this",
+            request_id,
+            format_bytes(usage.free_bytes),
+            format_bytes(self.ledger.layout.budget_bytes),
+            self.scheduler.num_running,
+            self.scheduler.num_waiting,
+            counters.num_preemptions,
+        )

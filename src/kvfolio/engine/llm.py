@@ -1,0 +1,278 @@
+"""The front door: a model by name, text in, text out. Loads, sizes and joins what the other rooms provide.
+
+Knows nothing of how a step is decided or computed.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from kvfolio.cache.ledger import Ledger
+from kvfolio.engine.engine import Engine, Output, Snapshot
+from kvfolio.engine.machine import choose_ops, find_device, usable_kv_memory
+from kvfolio.engine.params import SamplingParams
+from kvfolio.engine.runner import Runner
+from kvfolio.engine.text import StopMatcher, TextStream, Tokenizer
+from kvfolio.errors import OptionError, RequestError
+from kvfolio.kernels.codec import TORCH_DTYPES
+from kvfolio.models.build import build_model
+from kvfolio.models.weights import Progress, open_weights
+from kvfolio.plan.compute import weight_bytes
+from kvfolio.plan.memory import DEFAULT_BLOCK_TOKENS, DEFAULT_MAX_RUNNING, CacheOptions, bytes_per_token, plan_cache
+from kvfolio.sched.request import RequestId
+from kvfolio.sched.scheduler import DEFAULT_MAX_STEP_TOKENS, Scheduler, SchedulerOptions
+from kvfolio.spec.model import ModelSpec
+from kvfolio.spec.source import find_default_model, open_model
+from kvfolio.store.pools import CacheStore
+from kvfolio.store.view import StoreViews
+from kvfolio.units import parse_bytes
+
+Messages = Sequence[dict[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one request, as OpenAI's API names them."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int  # prompt tokens taken from a cache of earlier requests
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The answer to one prompt."""
+
+    text: str
+    token_ids: tuple[int, ...]  # generated, a stop token included
+    finish_reason: str  # stop or length
+    usage: Usage
+    logprobs: tuple[float, ...] | None  # of each generated token, if asked for
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None
+    ttft_s: float  # from submission to the first token
+    time_s: float  # from submission to the last token
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of an answer as it is generated. The last one has the whole completion."""
+
+    text: str
+    completion: Completion | None = None
+
+
+@dataclass(slots=True)
+class _Answer:
+    """One request on its way."""
+
+    index: int
+    prompt_tokens: int
+    params: SamplingParams
+    stream: TextStream
+    stops: StopMatcher
+    submitted_s: float
+    first_s: float = 0.0
+    last_s: float = 0.0
+    text: list[str] = field(default_factory=list)
+    outputs: list[Output] = field(default_factory=list)
+    pieces: deque[Piece] = field(default_factory=deque)  # not yet taken by the caller
+    error: Exception | None = None  # the engine failed: nothing more will come
+
+    def push(self, output: Output) -> tuple[str, str | None]:
+        """Book one token; returns (text that can be shown now, why the answer ends or None)."""
+        self.last_s = output.time_s
+        if not self.outputs:
+            self.first_s = output.time_s
+        self.outputs.append(output)
+        shown, hit = self.stops.push(self.stream.push(output.sampled.token_id))
+        reason = output.finish_reason
+        if hit is None and reason is not None:
+            rest, hit = self.stops.push(self.stream.finish())
+            shown += rest
+            if hit is None:
+                shown += self.stops.finish()
+        if hit is not None:
+            reason = "stop"
+        self.text.append(shown)
+        return shown, reason
+
+    def completion(self, reason: str) -> Completion:
+        sampled = [output.sampled for output in self.outputs]
+        wants_logprobs = self.params.logprobs is not None
+        return Completion(
+            text="".join(self.text),
+            token_ids=tuple(choice.token_id for choice in sampled),
+            finish_reason=reason,
+            usage=Usage(self.prompt_tokens, len(sampled), 0),
+            logprobs=tuple(choice.logprob or 0.0 for choice in sampled) if wants_logprobs else None,
+            top_logprobs=tuple(choice.top for choice in sampled) if wants_logprobs else None,
+            ttft_s=self.first_s - self.submitted_s,
+            time_s=self.last_s - self.submitted_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LLMOptions:
+    """What a user chooses about a loaded model."""
+
+    kv_memory: str | int | None = None  # bytes or text such as "1GiB"; None: 1 GiB, or less on a small machine
+    kv_format: str = "auto"  # auto: the compute dtype
+    block_tokens: int = DEFAULT_BLOCK_TOKENS
+    max_running: int = DEFAULT_MAX_RUNNING
+    max_step_tokens: int = DEFAULT_MAX_STEP_TOKENS
+    dtype: str = "auto"  # f32, bf16, f16; auto: as the model was published
+    device: str = "cpu"
+    threads: int | None = None  # None: torch's own choice
+    deterministic: bool = False  # the same bits alone and in any batch, with any chunking
+
+
+class LLM:
+    """A language model on a paged cache.
+
+    ``model``: a Hugging Face folder or GGUF file; None is the embedded SmolLM2. Further arguments: see LLMOptions.
+    Raises errors of kvfolio.errors for anything that cannot be loaded, sized or served.
+    """
+
+    def __init__(self, model: str | Path | None = None, on_progress: Progress | None = None, **options: object) -> None:
+        try:
+            self.options = LLMOptions(**options)  # type: ignore[arg-type]
+        except TypeError as error:
+            raise OptionError(f"{error}; known: {', '.join(LLMOptions.__dataclass_fields__)}") from error
+        if self.options.threads is not None:
+            if self.options.threads < 1:
+                raise OptionError(f"threads is {self.options.threads}; at least 1 is needed")
+            torch.set_num_threads(self.options.threads)
+        source = open_model(model if model is not None else find_default_model())
+        self.spec: ModelSpec = source.spec
+        self.dtype = self.options.dtype if self.options.dtype != "auto" else self.spec.dtype
+        if self.dtype not in ("f32", "bf16", "f16"):
+            raise OptionError(f"dtype is {self.dtype!r}; accepted: f32, bf16, f16, auto")
+        device = find_device(self.options.device)
+        ops = choose_ops(device, self.options.deterministic)
+        self.ops_name = ops.name
+        kv_memory = None if self.options.kv_memory is None else parse_bytes(self.options.kv_memory)
+        cache_options = CacheOptions(
+            kv_memory=usable_kv_memory(kv_memory, weight_bytes(self.spec, self.dtype), device),
+            block_tokens=self.options.block_tokens,
+            kv_format=self.options.kv_format,
+            max_running=self.options.max_running,
+            split=device.type != "cpu",
+        )
+        self.layout = plan_cache(self.spec, self.dtype, cache_options)
+        scheduling = SchedulerOptions(self.spec.max_context, self.options.max_step_tokens)
+        self.tokenizer = Tokenizer.load(source.path)
+        network = build_model(self.spec, open_weights(source, TORCH_DTYPES[self.dtype], device, on_progress))
+        store = CacheStore(self.layout, device)
+        views = StoreViews(store, self.spec.network.num_q_heads, ops)
+        scheduler = Scheduler(Ledger(self.layout), scheduling)
+        self.engine = Engine(self.spec, scheduler, store, Runner(network, ops, views, device))
+        self._answers: dict[RequestId, _Answer] = {}
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of cache that one token takes, as planned."""
+        return bytes_per_token(self.spec, self.layout.fmt)
+
+    def snapshot(self) -> Snapshot:
+        """Usage, peak and counters of the engine."""
+        return self.engine.snapshot()
+
+    def generate(
+        self,
+        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[Completion]:
+        """Complete ``prompts`` (texts or token ids), batched as they fit; completions come in the prompts' order.
+
+        ``params``: one for all, or one for each. Raises RequestError, and computes nothing, if one can never be served.
+        """
+        listed: list[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else list(prompts)
+        chosen = self._params_for(len(listed), params)
+        ids = [self._token_ids(prompt) for prompt in listed]
+        done: list[Completion | None] = [None] * len(ids)
+        for index, piece in self._run(ids, chosen):
+            if piece.completion is not None:
+                done[index] = piece.completion
+        return [completion for completion in done if completion is not None]
+
+    def chat(self, messages: Messages, params: SamplingParams | None = None) -> Completion:
+        """Answer a conversation, a list of {"role", "content"}, through the model's own chat template."""
+        return self.generate([self.tokenizer.encode_chat(messages)], params)[0]
+
+    def stream(self, prompt: str | Sequence[int] | Messages, params: SamplingParams | None = None) -> Iterator[Piece]:
+        """Complete a text, token ids or a conversation; yields text as it comes. Leaving early frees its blocks."""
+        if not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], dict):
+            ids = tuple(self.tokenizer.encode_chat(prompt))
+        else:
+            ids = self._token_ids(prompt)  # type: ignore[arg-type]
+        for _, piece in self._run([ids], self._params_for(1, params)):
+            yield piece
+
+    def stream_many(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> Iterator[tuple[int, Piece]]:
+        """Complete many prompts of token ids together; yields (index of the prompt, piece) as they come."""
+        yield from self._run([self._token_ids(prompt) for prompt in prompts], self._params_for(len(prompts), params))
+
+    def _params_for(self, count: int, params: SamplingParams | Sequence[SamplingParams] | None) -> list[SamplingParams]:
+        if params is None or isinstance(params, SamplingParams):
+            return [params or SamplingParams()] * count
+        if len(params) != count:
+            raise RequestError(
+                f"{count} prompts but {len(params)} sampling parameters: give one for all or one for each"
+            )
+        return list(params)
+
+    def _token_ids(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode(prompt)) if isinstance(prompt, str) else tuple(prompt)
+
+    def _run(self, prompts: Sequence[tuple[int, ...]], params: Sequence[SamplingParams]) -> Iterator[tuple[int, Piece]]:
+        """Submit and yield (index, piece). Several of these may be under way at once; each step serves them all."""
+        mine: dict[RequestId, _Answer] = {}
+        try:
+            for index, (ids, chosen) in enumerate(zip(prompts, params, strict=True)):
+                request_id = self.engine.submit(ids, chosen)
+                stream, stops = TextStream(self.tokenizer, after=ids), StopMatcher(chosen.stop)
+                mine[request_id] = _Answer(index, len(ids), chosen, stream, stops, self.engine.clock())
+            self._answers.update(mine)
+            while mine:
+                ready = [(request_id, answer) for request_id, answer in mine.items() if answer.pieces or answer.error]
+                if not ready:
+                    self._step()
+                for request_id, answer in ready:
+                    if answer.error is not None:
+                        raise answer.error
+                    piece = answer.pieces.popleft()
+                    if piece.completion is not None:
+                        del mine[request_id]
+                    yield answer.index, piece
+        finally:  # the caller left early, or something failed: what is still under way gives its blocks back
+            for request_id in mine:
+                self._answers.pop(request_id, None)
+                self.engine.cancel(request_id)
+            self.engine.settle()
+
+    def _step(self) -> None:
+        """One step of the engine; its tokens go to the answers they belong to."""
+        try:
+            outputs = self.engine.step()
+        except Exception as error:
+            self.engine.abandon()
+            for answer in self._answers.values():
+                answer.error = error
+            self._answers.clear()
+            return
+        for output in outputs:
+            answer = self._answers[output.request_id]
+            text, reason = answer.push(output)
+            if reason is None:
+                if text:
+                    answer.pieces.append(Piece(text))
+                continue
+            del self._answers[output.request_id]
+            if output.finish_reason is None:  # a stop string: the scheduler does not know yet
+                self.engine.cancel(output.request_id)
+            answer.pieces.append(Piece(text, answer.completion(reason)))

@@ -1,0 +1,74 @@
+"""What this machine offers a model: a device, kernels, and memory for its cache.
+
+Knows nothing of models beyond the bytes of their weights.
+"""
+
+import logging
+
+import torch
+
+from kvfolio.errors import BudgetError, OptionError
+from kvfolio.kernels.reference import ReferenceOps
+from kvfolio.store.host_memory import available_bytes
+from kvfolio.units import format_bytes
+
+try:
+    from kvfolio.kernels.native import NativeOps
+except ImportError as error:  # installed without a compiler
+    NativeOps = None  # type: ignore[assignment,misc]
+    _native_error: ImportError | None = error
+else:
+    _native_error = None
+
+logger = logging.getLogger("kvfolio")
+
+DEFAULT_KV_MEMORY = 1 << 30
+
+
+def find_device(name: str) -> torch.device:
+    """The torch device called ``name``; raises OptionError when there is none."""
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        first_line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise OptionError(f"device {name!r} cannot be used ({first_line}); try cpu") from error
+    return device
+
+
+def choose_ops(device: torch.device, deterministic: bool) -> "NativeOps | ReferenceOps":
+    """The C++ kernels on a CPU, torch elsewhere; without the extension torch too, and that is said."""
+    if device.type != "cpu":
+        return ReferenceOps(deterministic)
+    if NativeOps is None:
+        logger.warning("the C++ kernels are not installed (%s): computing with torch, slower", _native_error)
+        return ReferenceOps(deterministic)
+    return NativeOps(torch.get_num_threads(), deterministic)
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Bytes that can be allocated on ``device``; None when that is not known."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return available_bytes() if device.type == "cpu" else None
+
+
+def usable_kv_memory(asked: int | None, weights: int, device: torch.device) -> int:
+    """Bytes for the cache: ``asked``, or 1 GiB, or half of what is left beside the weights if that is less.
+
+    Raises BudgetError with have and need when weights and cache do not fit.
+    """
+    free = free_bytes(device)
+    if free is None:
+        return DEFAULT_KV_MEMORY if asked is None else asked
+    rest = free - weights
+    if asked is None and rest > 1:
+        return min(DEFAULT_KV_MEMORY, rest // 2)
+    if asked is None or asked > rest:
+        need = format_bytes(weights + (asked or 0))
+        raise BudgetError(
+            f"{format_bytes(weights)} of weights and {format_bytes(asked or 0)} of kv_memory need {need}; "
+            f"{device} has {format_bytes(free)} free: "
+            + (f"kv_memory can be at most {format_bytes(rest)}" if rest > 0 else "the weights alone do not fit")
+        )
+    return asked

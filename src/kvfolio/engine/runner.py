@@ -1,0 +1,44 @@
+"""Carries out a step: its chunks become one row of tokens, one forward pass, and logits for those that sample.
+
+Knows nothing of text, sampling or why the scheduler chose these chunks.
+"""
+
+import torch
+from torch import Tensor
+
+from kvfolio.models.build import LanguageModel
+from kvfolio.models.parts import Ops
+from kvfolio.sched.request import Step
+from kvfolio.store.view import StoreViews
+
+
+class Runner:
+    """One model on one store."""
+
+    def __init__(self, model: LanguageModel, ops: Ops, views: StoreViews, device: torch.device) -> None:
+        self._model = model
+        self._ops = ops
+        self._views = views
+        self._device = device
+
+    def run(self, step: Step) -> Tensor:
+        """Compute ``step``; returns the logits [num_samples, vocab] of the sampling chunks, in their order.
+
+        Side effect: the store holds keys and values of all its tokens.
+        """
+        token_ids: list[int] = []
+        positions: list[int] = []
+        rows: list[int] = []
+        for chunk in step.chunks:
+            token_ids.extend(chunk.token_ids)
+            positions.extend(range(chunk.start, chunk.start + len(chunk.token_ids)))
+            if chunk.samples:
+                rows.append(len(token_ids) - 1)
+        view = self._views.view([(chunk.start, len(chunk.token_ids), chunk.tables) for chunk in step.chunks])
+        with torch.inference_mode():
+            return self._model.forward(
+                self._tensor(token_ids), self._tensor(positions), view, self._ops, self._tensor(rows)
+            )
+
+    def _tensor(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)

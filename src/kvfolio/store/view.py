@@ -1,0 +1,75 @@
+"""A step's window on the store, handed to a model: where each layer's keys and values go, and what each query reads.
+
+Plans are made once a step for each layer group and shared by its layers. Knows nothing of networks or text.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from kvfolio.cache.ledger import BlockTable
+from kvfolio.kernels.shapes import ChunkBlocks, LayerGeometry, LayerMemory
+from kvfolio.spec.layout import CacheLayout
+from kvfolio.store.pools import CacheStore
+
+
+class AttentionOps(Protocol):
+    """What a view needs of the kernels; a plan is theirs alone to understand."""
+
+    def plan(self, geometry: LayerGeometry, chunks: tuple[ChunkBlocks, ...]) -> Any: ...
+
+    def attend(self, plan: Any, memory: LayerMemory, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor: ...
+
+
+class StoreViews:
+    """Makes the views of one store: geometry and memory of every layer, found once."""
+
+    def __init__(self, store: CacheStore, num_q_heads: int, ops: AttentionOps) -> None:
+        self._ops = ops
+        self._geometries = [_geometry(store.layout, index, num_q_heads) for index in range(len(store.layout.groups))]
+        self._layers: dict[int, tuple[int, LayerMemory]] = {}  # layer → (group, memory)
+        for index, group in enumerate(store.layout.groups):
+            geometry = self._geometries[index]
+            stored, exact = geometry.layer_bytes(geometry.stored), geometry.layer_bytes(geometry.exact)
+            for place, layer in enumerate(group.group.layer_indices):
+                memory = LayerMemory(store.sealed[index], place * stored, store.open[index], place * exact)
+                self._layers[layer] = (index, memory)
+
+    def view(self, chunks: Sequence[tuple[int, int, tuple[BlockTable, ...]]]) -> "StepView":
+        """The view of a step; a chunk is (start, num_tokens, tables of all groups), in the order of the token rows."""
+        plans = []
+        for index, geometry in enumerate(self._geometries):
+            blocks = tuple(
+                ChunkBlocks(start, num_tokens, tables[index].first_block, tables[index].sealed, tables[index].open_slot)
+                for start, num_tokens, tables in chunks
+            )
+            plans.append(self._ops.plan(geometry, blocks))
+        return StepView(self._ops, plans, self._layers)
+
+
+class StepView:
+    """One step of all its sequences; implements models.parts.KVView."""
+
+    def __init__(self, ops: AttentionOps, plans: list[Any], layers: dict[int, tuple[int, LayerMemory]]) -> None:
+        self._ops = ops
+        self._plans = plans
+        self._layers = layers
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        group, memory = self._layers[layer]
+        return self._ops.attend(self._plans[group], memory, q, k, v, scale)
+
+
+def _geometry(layout: CacheLayout, index: int, num_q_heads: int) -> LayerGeometry:
+    kind = layout.groups[index].group.kind
+    return LayerGeometry(
+        num_q_heads,
+        kind.num_kv_heads,
+        kind.k_width,
+        kind.v_width,
+        layout.block_tokens,
+        kind.window,
+        layout.fmt,
+        layout.exact,
+    )
