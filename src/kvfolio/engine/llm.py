@@ -150,7 +150,8 @@ class LLM:
         self.dtype = self.options.dtype if self.options.dtype != "auto" else self.spec.dtype
         if self.dtype not in ("f32", "bf16", "f16"):
             raise OptionError(f"dtype is {self.dtype!r}; accepted: f32, bf16, f16, auto")
-        device = find_device(self.options.device)
+        self.device = device = find_device(self.options.device)
+        self.threads = torch.get_num_threads()
         ops = choose_ops(device, self.options.deterministic)
         self.ops_name = ops.name
         kv_memory = None if self.options.kv_memory is None else parse_bytes(self.options.kv_memory)

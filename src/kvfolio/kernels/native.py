@@ -205,9 +205,10 @@ class NativeOps:
         )
         return out
 
-    def read_bandwidth(self, data: Tensor) -> float:
-        """Bytes a second of one pass over ``data``."""
-        return self._kernels.read_bandwidth(data.data_ptr(), data.nbytes)
+
+def measure_read_bandwidth(data: Tensor) -> float:
+    """Bytes a second of one pass of all threads over ``data``."""
+    return _native.Kernels(instruction_sets()[0], torch.get_num_threads()).read_bandwidth(data.data_ptr(), data.nbytes)
 
 
 def _code(x: Tensor) -> int:

@@ -93,12 +93,12 @@ def _layer_part(rows: Tensor, geometry: LayerGeometry, fmt: CacheFormat) -> tupl
     """(keys, k scales, values, v scales) as views of ``rows`` uint8 [num_blocks, layer_bytes]; scales may be empty."""
     heads, tokens = geometry.num_kv_heads, geometry.block_tokens
     n = rows.shape[0]
-    sizes = (
+    sizes = [
         heads * geometry.k_width * tokens * fmt.k.value_bytes,
         heads * tokens * fmt.k.scale_bytes,
         heads * tokens * geometry.v_width * fmt.v.value_bytes,
         heads * tokens * fmt.v.scale_bytes,
-    )
+    ]
     keys, k_scales, values, v_scales = torch.split(rows, sizes, dim=1)
     return (
         keys.view(TORCH_DTYPES[fmt.k.name]).view(n, heads, geometry.k_width, tokens),

@@ -100,10 +100,8 @@ class GgufTensors:
         if line.kind.name in PLAIN:
             flat.copy_(torch.from_numpy(np.array(data)).view(PLAIN[line.kind.name]))
             return
-        numbers, num_bytes = GGML_QUANT_SIZES[line.kind]
-        for first in range(
-            0, flat.numel(), CHUNK_NUMBERS
-        ):  # a chunk is a whole number of blocks: those are powers of two
+        numbers, num_bytes = GGML_QUANT_SIZES[line.kind]  # of one block; a chunk holds whole blocks: powers of two
+        for first in range(0, flat.numel(), CHUNK_NUMBERS):
             chunk = flat[first : first + CHUNK_NUMBERS]
             begin = first // numbers * num_bytes
             packed = np.array(data[begin : begin + chunk.numel() // numbers * num_bytes])

@@ -83,7 +83,7 @@ def weight_bytes_read(spec: ModelSpec, dtype: str) -> int:
 
 
 def cache_bytes_read(groups: tuple[LayerGroup, ...], fmt: CacheFormat, position: int) -> int:
-    """Bytes of cache that a decode step at ``position`` reads, in the storage format, over all ``groups`` of a model."""
+    """Bytes of cache that a decode step at ``position`` reads in all ``groups``, in the storage format."""
     return sum(
         group.num_layers * group.layer_bytes_per_token(fmt) * (position + 1 - group.kind.first_token_needed(position))
         for group in groups

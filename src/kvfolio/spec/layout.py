@@ -66,7 +66,7 @@ class CacheLayout:
     def blocks_held(self, group: GroupLayout, num_tokens: int) -> int:
         """Sealed blocks of ``group`` that a sequence of ``num_tokens`` needs, computed in the smallest chunks.
 
-        A window layer needs ceil(window / block_tokens): the window reaches that far back in the step that fills a block.
+        A window layer needs ceil(window / block_tokens): so far back the window reaches in a step that fills a block.
         """
         sealed = num_tokens // self.block_tokens
         window = group.group.kind.window

@@ -1,0 +1,45 @@
+"""The verbs, one a file: parse, call, print. Everything they do is in the Python API.
+
+Knows nothing of how a model is run. Every error of kvfolio is one line on standard error and exit status 2.
+"""
+
+import logging
+import sys
+from typing import Annotated
+
+import typer
+
+from kvfolio import __version__
+from kvfolio.cli.compare import compare
+from kvfolio.cli.run import run
+from kvfolio.errors import KvfolioError
+
+app = typer.Typer(
+    help="Plan, run and simulate the KV cache of language models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(run)
+app.command()(compare)
+
+
+@app.callback(invoke_without_command=True)
+def options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        print(f"kvfolio {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line; exits with 2 and one line for an error of kvfolio, 130 when interrupted."""
+    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
+    try:
+        app()
+    except KvfolioError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,52 @@
+"""Options that several verbs share, and the loading of a model with them.
+
+Knows nothing of what a verb does with the model. What needs torch is imported when a model is loaded, not before.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from kvfolio.engine.llm import LLM
+
+Model = Annotated[
+    str | None, typer.Argument(help="Hugging Face folder or GGUF file. Left out: the embedded SmolLM2-135M-Instruct.")
+]
+KvMemory = Annotated[
+    str | None,
+    typer.Option(help="Memory for the cache: 512MiB, 1GiB, 2GB. Left out: 1GiB, or less on a small machine."),
+]
+KvFormat = Annotated[
+    str, typer.Option(help="How the cache is stored: auto (as computed), f32, bf16, f16, int8, or K/V.")
+]
+BlockTokens = Annotated[int, typer.Option(help="Tokens a block: 4, 8, 16, 32, 64, 128 or 256.")]
+Dtype = Annotated[str, typer.Option(help="What is computed in: auto (as published), f32, bf16 or f16.")]
+Device = Annotated[str, typer.Option(help="cpu, or a torch device such as cuda (torch kernels).")]
+Threads = Annotated[int | None, typer.Option(help="Threads of the kernels. Left out: torch's choice.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+def load(model: str | None, **options: Any) -> "LLM":
+    from kvfolio.engine.llm import LLM
+
+    with _progress() as on_progress:
+        return LLM(model, on_progress=on_progress, **options)
+
+
+@contextmanager
+def _progress() -> Iterator[Any]:
+    """A bar on standard error while weights are read; nothing where that is not a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+    columns = (TextColumn("reading weights"), BarColumn(), DownloadColumn(binary_units=True))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("weights")
+        yield lambda done, total: bar.update(task, completed=done, total=total)

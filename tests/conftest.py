@@ -1,0 +1,51 @@
+"""Tiny models to be served, shared by the rooms whose tests need one; torch is imported only when one is asked for.
+
+Knows nothing of what is tested.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tiny import TinyModel
+
+    from kvfolio import LLM
+
+sys.path.insert(0, str(Path(__file__).parent / "parity"))  # tiny.py and served.py
+
+
+@pytest.fixture(scope="session")
+def served_model(tmp_path_factory: pytest.TempPathFactory) -> "Callable[[str], TinyModel]":
+    """The tiny model of a name, with a long context and a tokenizer; made when first asked for."""
+    import served
+
+    made: dict[str, TinyModel] = {}
+
+    def find(name: str) -> "TinyModel":
+        if name not in made:
+            made[name] = served.make(name, tmp_path_factory.mktemp(f"served-{name}"))
+        return made[name]
+
+    return find
+
+
+@pytest.fixture
+def open_llm(served_model: "Callable[[str], TinyModel]") -> "Iterator[Callable[..., LLM]]":
+    """Opens a tiny model with the options given. However the test ends, nothing may be held by then."""
+    import served
+
+    from kvfolio import LLM
+
+    opened: list[LLM] = []
+
+    def open_one(name: str, **options: object) -> LLM:
+        opened.append(LLM(served_model(name).folder, **{"kv_memory": "8MiB", **options}))
+        return opened[-1]
+
+    yield open_one
+    for llm in opened:
+        served.assert_idle(llm)
