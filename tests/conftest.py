@@ -1,6 +1,6 @@
-"""Tiny models to be served, shared by the rooms whose tests need one; torch is imported only when one is asked for.
+"""What the tests of every room share: the small layouts and requests of ``builders``, and tiny models to be served.
 
-Knows nothing of what is tested.
+Torch is imported only when a model is asked for. Knows nothing of what is tested.
 """
 
 import sys
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
     from kvfolio import LLM
 
+# Test folders are no packages: what they share is imported by name, however pytest is started.
+sys.path.insert(0, str(Path(__file__).parent / "builders"))
 sys.path.insert(0, str(Path(__file__).parent / "parity"))  # tiny.py and served.py
+pytest.register_assert_rewrite("served")
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ Knows nothing of real models (``test_real_models.py``) or of how a network is bu
 from collections.abc import Callable
 
 import pytest
-from served import FAMILIES, WINDOW, assert_greedy, greedy, recorded
+from served import FAMILIES, ODD_FAMILIES, WINDOW, assert_greedy, greedy, recorded
 from tiny import TinyModel, some_tokens
 
 from kvfolio import LLM
@@ -32,7 +32,7 @@ def assert_generates_as_transformers(llm: LLM, model: TinyModel, prompts: list[l
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", FAMILIES + ODD_FAMILIES)
 def test_a_prompt_alone_is_continued_as_by_transformers(
     name: str, length: int, open_llm: OpenLLM, served_model: FindModel
 ) -> None:
@@ -48,6 +48,16 @@ def test_a_batch_of_unequal_prompts_is_continued_as_by_transformers(
     with recorded(llm) as record:
         assert_generates_as_transformers(llm, served_model(name), prompts_of(lengths))
     assert max(len(step.chunks) for step in record.steps) == len(lengths)  # they did run together
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_without_the_extension_the_answers_are_those_of_transformers_too(
+    name: str, open_llm: OpenLLM, served_model: FindModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvfolio.engine.machine.NativeOps", None)
+    llm = open_llm(name)
+    assert llm.ops_name == "reference"
+    assert_generates_as_transformers(llm, served_model(name), prompts_of(LENGTHS))
 
 
 @pytest.mark.parametrize("late", range(len(LENGTHS)))

@@ -10,6 +10,7 @@ from kvfolio.errors import InvariantError
 BlockId = NewType("BlockId", int)
 
 _COLD, _WARM, _HELD = 0, 1, 2
+_MARKS = ("cold", "warm", "held")
 
 
 class BlockPool:
@@ -82,11 +83,18 @@ class BlockPool:
                 f"held blocks disagree: {marked} marked, {len(held)} in sequences, {len(set(held))} distinct, "
                 f"{self.num_held} = {self.num_blocks} - {self.num_warm} warm - {self.num_cold} cold"
             )
-        for block in held:
-            if self._state[block] != _HELD:
-                raise InvariantError(
-                    f"block {block} is in a sequence but marked {('cold', 'warm')[self._state[block]]}"
-                )
+        free = self._warm + self._returned
+        if len(set(free)) != len(free):
+            raise InvariantError(f"free blocks are listed twice: {len(free)} listed, {len(set(free))} distinct")
+        lists = (
+            ("a sequence", held, _HELD),
+            ("the warm list", self._warm, _WARM),
+            ("the cold list", self._returned, _COLD),
+        )
+        for place, blocks, mark in lists:
+            for block in blocks:
+                if self._state[block] != mark:
+                    raise InvariantError(f"block {block} is in {place} but marked {_MARKS[self._state[block]]}")
 
 
 class OpenSlots:

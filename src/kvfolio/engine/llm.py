@@ -3,8 +3,10 @@
 Knows nothing of how a step is decided or computed.
 """
 
+import math
+import operator
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import torch
 from kvfolio.cache.ledger import Ledger
 from kvfolio.engine.engine import Engine, Output, Snapshot
 from kvfolio.engine.machine import choose_ops, find_device, usable_kv_memory
-from kvfolio.engine.params import SamplingParams
+from kvfolio.engine.params import SamplingParams, check_int, refusal
 from kvfolio.engine.runner import Runner
 from kvfolio.engine.text import StopMatcher, TextStream, Tokenizer
 from kvfolio.errors import OptionError, RequestError
@@ -21,7 +23,14 @@ from kvfolio.kernels.codec import TORCH_DTYPES
 from kvfolio.models.build import build_model
 from kvfolio.models.weights import Progress, open_weights
 from kvfolio.plan.compute import weight_bytes
-from kvfolio.plan.memory import DEFAULT_BLOCK_TOKENS, DEFAULT_MAX_RUNNING, CacheOptions, bytes_per_token, plan_cache
+from kvfolio.plan.memory import (
+    BLOCK_TOKENS_ALLOWED,
+    DEFAULT_BLOCK_TOKENS,
+    DEFAULT_MAX_RUNNING,
+    CacheOptions,
+    bytes_per_token,
+    plan_cache,
+)
 from kvfolio.sched.request import RequestId
 from kvfolio.sched.scheduler import DEFAULT_MAX_STEP_TOKENS, Scheduler, SchedulerOptions
 from kvfolio.spec.model import ModelSpec
@@ -31,6 +40,7 @@ from kvfolio.store.view import StoreViews
 from kvfolio.units import parse_bytes
 
 Messages = Sequence[dict[str, str]]
+MAX_THREADS = 1024  # far more than help; the OpenMP runtime ends the process when it cannot make as many as asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +89,7 @@ class _Answer:
     text: list[str] = field(default_factory=list)
     outputs: list[Output] = field(default_factory=list)
     pieces: deque[Piece] = field(default_factory=deque)  # not yet taken by the caller
-    error: Exception | None = None  # the engine failed: nothing more will come
+    error: BaseException | None = None  # the engine failed: nothing more will come
 
     def push(self, output: Output) -> tuple[str, str | None]:
         """Book one token; returns (text that can be shown now, why the answer ends or None)."""
@@ -128,6 +138,21 @@ class LLMOptions:
     threads: int | None = None  # None: torch's own choice
     deterministic: bool = False  # the same bits alone and in any batch, with any chunking
 
+    def __post_init__(self) -> None:
+        """Types, and the ranges that no other room checks."""
+        check_int("block_tokens", self.block_tokens, 1, math.inf, f"one of {BLOCK_TOKENS_ALLOWED}")
+        check_int("max_running", self.max_running, 1, math.inf, f"1 or more; leave it out for {DEFAULT_MAX_RUNNING}")
+        check_int("max_step_tokens", self.max_step_tokens, 1, math.inf, f"1 or more, such as {DEFAULT_MAX_STEP_TOKENS}")
+        if self.threads is not None:
+            check_int("threads", self.threads, 1, MAX_THREADS, f"1 to {MAX_THREADS}; leave it out for torch's choice")
+        if self.kv_memory is not None and not isinstance(self.kv_memory, str | int):
+            raise refusal("kv_memory", self.kv_memory, "bytes, or text such as '1GiB'")
+        for name in ("kv_format", "dtype", "device"):
+            if not isinstance(getattr(self, name), str):
+                raise refusal(name, getattr(self, name), "text, such as auto, or cpu for the device")
+        if not isinstance(self.deterministic, bool):
+            raise refusal("deterministic", self.deterministic, "True or False")
+
 
 class LLM:
     """A language model on a paged cache.
@@ -142,8 +167,6 @@ class LLM:
         except TypeError as error:
             raise OptionError(f"{error}; known: {', '.join(LLMOptions.__dataclass_fields__)}") from error
         if self.options.threads is not None:
-            if self.options.threads < 1:
-                raise OptionError(f"threads is {self.options.threads}; at least 1 is needed")
             torch.set_num_threads(self.options.threads)
         source = open_model(model if model is not None else find_default_model())
         self.spec: ModelSpec = source.spec
@@ -190,6 +213,8 @@ class LLM:
 
         ``params``: one for all, or one for each. Raises RequestError, and computes nothing, if one can never be served.
         """
+        if not isinstance(prompts, Iterable):
+            raise RequestError(f"prompts is {prompts!r}; accepted: a text, or a list of texts or of lists of token ids")
         listed: list[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else list(prompts)
         chosen = self._params_for(len(listed), params)
         ids = [self._token_ids(prompt) for prompt in listed]
@@ -205,7 +230,7 @@ class LLM:
 
     def stream(self, prompt: str | Sequence[int] | Messages, params: SamplingParams | None = None) -> Iterator[Piece]:
         """Complete a text, token ids or a conversation; yields text as it comes. Leaving early frees its blocks."""
-        if not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], dict):
+        if isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], dict):
             ids = tuple(self.tokenizer.encode_chat(prompt))
         else:
             ids = self._token_ids(prompt)  # type: ignore[arg-type]
@@ -221,6 +246,8 @@ class LLM:
     def _params_for(self, count: int, params: SamplingParams | Sequence[SamplingParams] | None) -> list[SamplingParams]:
         if params is None or isinstance(params, SamplingParams):
             return [params or SamplingParams()] * count
+        if not isinstance(params, list | tuple) or not all(isinstance(one, SamplingParams) for one in params):
+            raise RequestError(f"params is {repr(params)[:60]}; accepted: SamplingParams, or a list of them")
         if len(params) != count:
             raise RequestError(
                 f"{count} prompts but {len(params)} sampling parameters: give one for all or one for each"
@@ -228,7 +255,12 @@ class LLM:
         return list(params)
 
     def _token_ids(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
-        return tuple(self.tokenizer.encode(prompt)) if isinstance(prompt, str) else tuple(prompt)
+        if isinstance(prompt, str):
+            return tuple(self.tokenizer.encode(prompt))
+        try:
+            return tuple(operator.index(token) for token in prompt)
+        except TypeError as error:
+            raise RequestError(f"a prompt is {repr(prompt)[:60]}; accepted: a text or a list of token ids") from error
 
     def _run(self, prompts: Sequence[tuple[int, ...]], params: Sequence[SamplingParams]) -> Iterator[tuple[int, Piece]]:
         """Submit and yield (index, piece). Several of these may be under way at once; each step serves them all."""
@@ -259,21 +291,24 @@ class LLM:
     def _step(self) -> None:
         """One step of the engine; its tokens go to the answers they belong to."""
         try:
-            outputs = self.engine.step()
-        except Exception as error:
+            for output in self.engine.step():
+                self._take(output)
+        except BaseException as error:  # Ctrl-C too: a step cut short is booked for nobody
             self.engine.abandon()
             for answer in self._answers.values():
                 answer.error = error
             self._answers.clear()
+            raise
+
+    def _take(self, output: Output) -> None:
+        """Turn one token into text for the answer it belongs to."""
+        answer = self._answers[output.request_id]
+        text, reason = answer.push(output)
+        if reason is None:
+            if text:
+                answer.pieces.append(Piece(text))
             return
-        for output in outputs:
-            answer = self._answers[output.request_id]
-            text, reason = answer.push(output)
-            if reason is None:
-                if text:
-                    answer.pieces.append(Piece(text))
-                continue
-            del self._answers[output.request_id]
-            if output.finish_reason is None:  # a stop string: the scheduler does not know yet
-                self.engine.cancel(output.request_id)
-            answer.pieces.append(Piece(text, answer.completion(reason)))
+        del self._answers[output.request_id]
+        if output.finish_reason is None:  # a stop string: the scheduler does not know yet
+            self.engine.cancel(output.request_id)
+        answer.pieces.append(Piece(text, answer.completion(reason)))

@@ -29,7 +29,7 @@ def find_device(name: str) -> torch.device:
     """The torch device called ``name``; raises OptionError when there is none."""
     try:
         device = torch.device(name)
-        torch.empty(1, device=device)
+        torch.zeros(1, device=device).item()  # meta devices hold nothing
     except (RuntimeError, AssertionError) as error:
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise OptionError(f"device {name!r} cannot be used ({first_line}); try cpu") from error

@@ -33,18 +33,18 @@ class SamplingParams:
     logprobs: int | None = None  # None: none; 0: of the chosen token; k: and of the k most likely
 
     def __post_init__(self) -> None:
-        _check_int("max_tokens", self.max_tokens, 1, math.inf, "1 or more; leave it out for 128")
+        check_int("max_tokens", self.max_tokens, 1, math.inf, "1 or more; leave it out for 128")
         _check_float("temperature", self.temperature, 0, sys.float_info.max, "0 or more; 0 is greedy")
-        _check_int("top_k", self.top_k, 0, math.inf, "0 or more; 0 switches it off")
+        check_int("top_k", self.top_k, 0, math.inf, "0 or more; 0 switches it off")
         # The smallest positive number stands for "more than 0": top_p 0 would leave no token.
         _check_float("top_p", self.top_p, math.ulp(0.0), 1, "more than 0, at most 1; 1 switches it off")
         _check_float("min_p", self.min_p, 0, 1, "0 to 1; 0 switches it off")
         if self.seed is not None:
-            _check_int("seed", self.seed, 0, MAX_SEED, "0 to 2**63 - 1; leave it out for another draw each time")
+            check_int("seed", self.seed, 0, MAX_SEED, "0 to 2**63 - 1; leave it out for another draw each time")
         if not isinstance(self.ignore_eos, bool):
-            raise _refusal("ignore_eos", self.ignore_eos, "True or False; leave it out to end at the end token")
+            raise refusal("ignore_eos", self.ignore_eos, "True or False; leave it out to end at the end token")
         if self.logprobs is not None:
-            _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}; leave it out for none")
+            check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}; leave it out for none")
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
 
@@ -54,32 +54,34 @@ class SamplingParams:
         return self.temperature == 0 or self.top_k == 1
 
 
-def _refusal(name: str, given: object, accepted: str) -> OptionError:
+def refusal(name: str, given: object, accepted: str) -> OptionError:
+    """The error for a value outside what ``accepted`` says."""
     shown = repr(given)
     return OptionError(f"{name} is {shown if len(shown) <= 60 else shown[:57] + '...'}; accepted: {accepted}")
 
 
-def _check_int(name: str, given: object, low: int, high: float, accepted: str) -> None:
+def check_int(name: str, given: object, low: int, high: float, accepted: str) -> None:
+    """Raise OptionError unless ``given`` is a whole number from ``low`` to ``high``."""
     if isinstance(given, bool) or not isinstance(given, int) or not low <= given <= high:
-        raise _refusal(name, given, f"a whole number, {accepted}")
+        raise refusal(name, given, f"a whole number, {accepted}")
 
 
 def _check_float(name: str, given: object, low: float, high: float, accepted: str) -> None:
     # NaN fails both comparisons.
     if isinstance(given, bool) or not isinstance(given, int | float) or not low <= given <= high:
-        raise _refusal(name, given, f"a number, {accepted}")
+        raise refusal(name, given, f"a number, {accepted}")
 
 
 def _stop_strings(given: object) -> tuple[str, ...]:
     strings = (given,) if isinstance(given, str) else given
     if not isinstance(strings, list | tuple) or not all(isinstance(one, str) and one for one in strings):
-        raise _refusal("stop", given, "a string or a list of strings, none of them empty; leave it out for none")
+        raise refusal("stop", given, "a string or a list of strings, none of them empty; leave it out for none")
     return tuple(strings)
 
 
 def _token_ids(given: object) -> tuple[int, ...]:
     if not isinstance(given, list | tuple):
-        raise _refusal("stop_token_ids", given, "a list of whole numbers; leave it out for none")
+        raise refusal("stop_token_ids", given, "a list of whole numbers; leave it out for none")
     for token_id in given:
-        _check_int("stop_token_ids", token_id, 0, math.inf, "0 or more; leave it out for none")
+        check_int("stop_token_ids", token_id, 0, math.inf, "0 or more; leave it out for none")
     return tuple(given)

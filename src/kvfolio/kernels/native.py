@@ -53,6 +53,8 @@ class NativeOps:
                 f"instruction set {instruction_set!r} is not available here; available: {', '.join(known)}"
             )
         self._kernels = _native.Kernels(instruction_set or known[0], num_threads)
+        self._num_threads = num_threads
+        self._scratch = torch.empty(0, dtype=torch.float32)
         self._reference = ReferenceOps(deterministic)
         self.deterministic = deterministic
         self.name = f"native-{self._kernels.name}"
@@ -69,8 +71,9 @@ class NativeOps:
         if bias is not None and bias.dtype != x.dtype:
             raise OptionError(f"linear: bias {bias.dtype} does not meet x {x.dtype}")
         x = x.contiguous()
-        y = torch.empty((num_rows, weight.shape[0]), dtype=x.dtype)
-        scratch = torch.empty((num_rows, (width + 31) // 32 * 32), dtype=torch.float32)
+        num_out = weight.shape[0]
+        y = x.new_empty((num_rows, num_out))
+        scratch = self._scratch_for((num_rows + 4 * self._num_threads) * (width + 31))
         self._kernels.linear(
             x.data_ptr(),
             weight.data_ptr(),
@@ -79,37 +82,41 @@ class NativeOps:
             scratch.data_ptr(),
             num_rows,
             width,
-            weight.shape[0],
+            num_out,
             code,
         )
         return y
 
+    def _scratch_for(self, num_floats: int) -> Tensor:
+        """f32 scratch of at least ``num_floats``, kept from call to call."""
+        if self._scratch.numel() < num_floats:
+            self._scratch = torch.empty(num_floats, dtype=torch.float32)
+        return self._scratch
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        y = torch.empty(x.shape, dtype=x.dtype)
-        self._norm(x, None, None, weight, y, eps)
+        y = x.new_empty(x.shape)
+        self._norm(x, 0, 0, weight, y, eps)
         return y
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        y, total = torch.empty(x.shape, dtype=x.dtype), torch.empty(x.shape, dtype=x.dtype)
         if residual.shape != x.shape or residual.dtype != x.dtype:
             raise OptionError(f"add_rms_norm: {tuple(x.shape)} {x.dtype} + {tuple(residual.shape)} {residual.dtype}")
-        self._norm(x, residual.contiguous(), total, weight, y, eps)
+        y, total, residual = x.new_empty(x.shape), x.new_empty(x.shape), residual.contiguous()
+        self._norm(x, residual.data_ptr(), total.data_ptr(), weight, y, eps)
         return y, total
 
-    def _norm(
-        self, x: Tensor, residual: Tensor | None, total: Tensor | None, weight: Tensor, y: Tensor, eps: float
-    ) -> None:
-        num_heads = x.shape[1] if x.dim() == 3 else 1
-        if weight.dtype != torch.float32 or weight.shape != x.shape[-1:]:
-            raise OptionError(f"rms_norm: weight {tuple(weight.shape)} {weight.dtype}; expected f32 [{x.shape[-1]}]")
+    def _norm(self, x: Tensor, residual: int, total: int, weight: Tensor, y: Tensor, eps: float) -> None:
+        num_rows, *heads, width = x.shape
+        if weight.dtype != torch.float32 or weight.numel() != width:
+            raise OptionError(f"rms_norm: weight {tuple(weight.shape)} {weight.dtype}; expected f32 [{width}]")
         self._kernels.rms_norm(
             _address(x),
             x.stride(0),
-            0 if residual is None else residual.data_ptr(),
-            0 if total is None else total.data_ptr(),
+            residual,
+            total,
             weight.data_ptr(),
             y.data_ptr(),
-            [x.shape[0], num_heads, x.shape[-1]],
+            [num_rows, heads[0] if heads else 1, width],
             eps,
             _code(x),
         )
@@ -130,7 +137,7 @@ class NativeOps:
             return self._reference.gated(gate_up, activation)
         gate_up = gate_up.contiguous()
         num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-        y = torch.empty((num_rows, width), dtype=gate_up.dtype)
+        y = gate_up.new_empty((num_rows, width))
         self._kernels.gated(
             gate_up.data_ptr(), y.data_ptr(), num_rows, width, _ACTIVATION_CODES[activation], _code(gate_up)
         )
@@ -187,7 +194,7 @@ class NativeOps:
                     f"attend: {name} is {tuple(tensor.shape)} {tensor.dtype}; "
                     f"expected {(plan.attention.num_rows, heads, width)} {dtype}"
                 )
-        out = torch.empty((q.shape[0], geometry.num_q_heads, geometry.v_width), dtype=q.dtype)
+        out = q.new_empty((q.shape[0], geometry.num_q_heads, geometry.v_width))
         self._kernels.attend(
             plan.attention,
             plan.cpp_geometry,
@@ -213,13 +220,15 @@ def measure_read_bandwidth(data: Tensor) -> float:
 
 def _code(x: Tensor) -> int:
     code = _DTYPE_CODES.get(x.dtype)
-    if code is None or x.device.type != "cpu":
+    if code is None or not x.is_cpu:
         raise OptionError(f"the native kernels compute f32, bf16 and f16 on the CPU, not {x.dtype} on {x.device}")
     return code
 
 
 def _address(x: Tensor) -> int:
     """Address of a [rows, heads, width] or [rows, width] tensor whose rows may be strided but are dense inside."""
+    if x.is_contiguous():
+        return x.data_ptr()
     inner = 1
     for axis in range(x.dim() - 1, 0, -1):
         if x.shape[axis] != 1 and x.stride(axis) != inner:

@@ -61,6 +61,8 @@ class ReferenceOps:
         return self.activate(gate, activation) * up
 
     def activate(self, x: Tensor, activation: str) -> Tensor:
+        if self.deterministic and x.shape[0] > 1:  # torch rounds the last few numbers of a tensor in another way
+            return torch.cat([self.activate(row, activation) for row in torch.split(x, 1)])
         if activation == "silu":
             return functional.silu(x)
         if activation in ("gelu", "gelu_tanh"):
@@ -181,10 +183,16 @@ def _attend(
     group = geometry.num_q_heads // geometry.num_kv_heads
     num_queries = q.shape[0]
     positions = torch.arange(start, start + num_queries, device=device)
-    first_stored = chunk.first_block * tokens
-    first_own = chunk.start // tokens * tokens
-    at_stored = torch.arange(first_stored, first_stored + stored[0].shape[1], device=device)
-    at_own = torch.arange(first_own, first_own + own[0].shape[1], device=device)
+    last = start + num_queries - 1
+    # Only tokens that one of these queries reads: with a query at a time, its position alone decides how sums are cut.
+    oldest = 0 if geometry.window is None else max(0, start - geometry.window + 1)
+    first_stored, first_own = chunk.first_block * tokens, chunk.start // tokens * tokens
+    begin_stored, begin_own = max(oldest, first_stored), max(oldest, start // tokens * tokens)
+    end_stored = max(begin_stored, last // tokens * tokens)
+    at_stored = torch.arange(begin_stored, end_stored, device=device)
+    at_own = torch.arange(begin_own, last + 1, device=device)
+    stored_k, stored_v = (part[:, begin_stored - first_stored : end_stored - first_stored] for part in stored)
+    own_k, own_v = (part[:, begin_own - first_own : last + 1 - first_own].to(torch.float32) for part in own)
     own_block = positions[:, None] // tokens * tokens  # where each query's own block starts
     reads_stored = at_stored[None, :] < own_block
     reads_own = (at_own[None, :] >= own_block) & (at_own[None, :] <= positions[:, None])
@@ -193,8 +201,8 @@ def _attend(
         visible &= torch.cat((at_stored, at_own))[None, :] > positions[:, None] - geometry.window
     # The window may end before any stored token; a stored block that was passed is never visible.
     queries = q.to(torch.float32).view(num_queries, geometry.num_kv_heads, group, -1).permute(1, 2, 0, 3)
-    keys = torch.cat((stored[0], own[0].to(torch.float32)), dim=1)
-    values = torch.cat((stored[1], own[1].to(torch.float32)), dim=1)
+    keys = torch.cat((stored_k, own_k), dim=1)
+    values = torch.cat((stored_v, own_v), dim=1)
     # Masked values may be uninitialised memory of a block another request left: take them out before the product.
     values = torch.where(visible.any(dim=0)[None, :, None], values, 0.0)
     scores = queries @ keys[:, None].transpose(2, 3)  # [num_kv_heads, group, num_queries, tokens]

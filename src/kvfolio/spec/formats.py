@@ -55,5 +55,5 @@ def find_format(name: str) -> Format:
 
 def find_cache_format(name: str) -> CacheFormat:
     """The cache format called ``name``: one format for both (``int8``) or ``keys/values`` (``bf16/int8``)."""
-    k_name, _, v_name = name.partition("/")
-    return CacheFormat(find_format(k_name), find_format(v_name or k_name))
+    k_name, slash, v_name = name.partition("/")
+    return CacheFormat(find_format(k_name), find_format(v_name if slash else k_name))

@@ -136,7 +136,7 @@ class Kernels {
 
   double read_bandwidth(uintptr_t data, int64_t num_bytes) const {
     nb::gil_scoped_release release;
-    return kvfolio::read_bandwidth(pointer<uint8_t>(data), num_bytes, num_threads_);
+    return table_.read_bandwidth(pointer<uint8_t>(data), num_bytes, num_threads_);
   }
 
   std::string name() const { return table_.name; }

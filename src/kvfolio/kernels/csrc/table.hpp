@@ -23,7 +23,7 @@ struct LinearArgs {  // y = x @ weight.T + bias
   const void* weight;  // [out][in]
   const void* bias;    // [out] or null
   void* y;             // [num_rows][out]
-  float* x_f32;        // scratch [num_rows][in rounded up to 32]
+  float* x_f32;        // scratch [num_rows, or num_threads times up to 4 of them][in rounded up to 32]
   int64_t num_rows, in, out;
   int format;          // of x, weight, bias and y: F32, BF16 or F16
   int num_threads;
@@ -66,6 +66,7 @@ struct Table {
   void (*rms_norm)(const NormArgs&);
   void (*rope)(const RopeArgs&);
   void (*gated)(const GatedArgs&);
+  double (*read_bandwidth)(const uint8_t* data, int64_t num_bytes, int num_threads);
 };
 
 extern const Table table_plain;
@@ -73,7 +74,5 @@ extern const Table table_plain;
 extern const Table table_avx2;
 extern const Table table_avx512;
 #endif
-
-double read_bandwidth(const uint8_t* data, int64_t num_bytes, int num_threads);
 
 }  // namespace kvfolio

@@ -2,6 +2,7 @@
 #include "table.hpp"
 
 #include <math.h>
+#include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <immintrin.h>
@@ -13,10 +14,11 @@ namespace {
 #include "vector.inc"
 
 #include "attend.inc"
+#include "bandwidth.inc"
 #include "linear.inc"
 #include "pointwise.inc"
 }  // namespace
 
-extern const Table table_avx2 = {"avx2", attend, linear, rms_norm, rope, gated};
+extern const Table table_avx2 = {"avx2", attend, linear, rms_norm, rope, gated, read_bandwidth};
 
 }  // namespace kvfolio

@@ -2,6 +2,7 @@
 #include "table.hpp"
 
 #include <math.h>
+#include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,10 +12,11 @@ namespace {
 #include "vector.inc"
 
 #include "attend.inc"
+#include "bandwidth.inc"
 #include "linear.inc"
 #include "pointwise.inc"
 }  // namespace
 
-extern const Table table_plain = {"plain", attend, linear, rms_norm, rope, gated};
+extern const Table table_plain = {"plain", attend, linear, rms_norm, rope, gated, read_bandwidth};
 
 }  // namespace kvfolio

@@ -1,0 +1,93 @@
+"""Small layouts, models and requests that the tests of several rooms share.
+
+Knows nothing of the tests. One layer takes 8 bytes a token: one head, widths of 1, f32.
+"""
+
+import random
+from collections.abc import Sequence
+
+from hypothesis import strategies as st
+
+from kvfolio.sched.request import Request, RequestId
+from kvfolio.spec.formats import F32, CacheFormat
+from kvfolio.spec.layers import FullAttention, LayerKind, SlidingWindow
+from kvfolio.spec.layout import CacheLayout, GroupLayout
+from kvfolio.spec.model import LayerGroup, ModelSpec, Network
+
+EXACT = CacheFormat(F32, F32)
+LAYER_BYTES = 8  # of one token in one layer
+
+Shape = tuple[int | None, int]  # a layer group: its window or None, and its number of layers
+
+
+def kind_of(window: int | None) -> LayerKind:
+    return FullAttention(1, 1, 1) if window is None else SlidingWindow(1, 1, 1, window)
+
+
+def layout_of(
+    *shapes: Shape,
+    rows: int = 10,
+    block_tokens: int = 4,
+    num_open: int = 4,
+    budget_bytes: int | None = None,
+    counts: Sequence[int] | None = None,
+) -> CacheLayout:
+    """A cache of ``shapes``, distinct windows each. Its budget holds ``rows`` blocks of every group, or is given.
+
+    ``counts``: blocks of each pool; without it every pool has addresses for the whole budget, as on a CPU.
+    """
+    groups, first = [], 0
+    for window, num_layers in shapes:
+        groups.append(LayerGroup(kind_of(window), tuple(range(first, first + num_layers))))
+        first += num_layers
+    sizes = [group.block_bytes(block_tokens, EXACT) for group in groups]
+    budget = rows * sum(sizes) if budget_bytes is None else budget_bytes
+    blocks = counts or [budget // size for size in sizes]
+    layouts = tuple(
+        GroupLayout(group, size, size, count, num_open)
+        for group, size, count in zip(groups, sizes, blocks, strict=True)
+    )
+    return CacheLayout(layouts, block_tokens, EXACT, EXACT, budget)
+
+
+def spec_of(*shapes: Shape, vocab_size: int = 11, max_context: int = 256, num_q_heads: int = 1) -> ModelSpec:
+    """A model with the layers of ``shapes``, one shape after the other."""
+    layers = tuple(kind_of(window) for window, num_layers in shapes for _ in range(num_layers))
+    network = Network(4, num_q_heads, 8, vocab_size, 1e-5, "silu", 1.0)
+    return ModelSpec("small", "llama", "LlamaForCausalLM", layers, max_context, "f32", network, num_params=1000)
+
+
+def request_of(request_id: int, num_prompt: int, max_tokens: int, stops: frozenset[int] = frozenset()) -> Request:
+    """A request whose prompt is told apart from every other's: request 3 has the tokens 3000, 3001, …"""
+    prompt = tuple(range(1000 * request_id, 1000 * request_id + num_prompt))
+    return Request(RequestId(request_id), prompt, max_tokens, stops)
+
+
+def token_at(request_id: int, position: int, vocab_size: int = 11) -> int:
+    """What the pretended model answers: a function of the request and the position alone."""
+    return random.Random(request_id * 1_000_003 + position).randrange(vocab_size)
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> tuple[Shape, ...]:
+    """One to three layer groups: with and without a full one, windows below, at and above a block's edge."""
+    windows: list[int | None] = draw(
+        st.lists(st.one_of(st.none(), st.integers(1, 20)), min_size=1, max_size=3, unique=True)
+    )
+    return tuple((window, draw(st.integers(1, 3))) for window in windows)
+
+
+@st.composite
+def layouts(draw: st.DrawFn, min_rows: int = 1, min_open: int = 1) -> CacheLayout:
+    """Caches of a few blocks. The budget is rarely a whole number of rows; a third of them are split by group."""
+    chosen = draw(shapes())
+    block_tokens = draw(st.sampled_from((4, 8)))
+    sizes = [num_layers * block_tokens * LAYER_BYTES for _, num_layers in chosen]
+    budget = draw(st.integers(min_rows * sum(sizes), 8 * sum(sizes)))
+    counts = None
+    if draw(st.integers(0, 2)) == 0:
+        share = budget // len(sizes)
+        counts = [draw(st.integers(1, max(1, share // size))) for size in sizes]
+        budget = sum(count * size for count, size in zip(counts, sizes, strict=True))
+    num_open = draw(st.integers(min_open, 4))
+    return layout_of(*chosen, block_tokens=block_tokens, num_open=num_open, budget_bytes=budget, counts=counts)

@@ -1,0 +1,243 @@
+"""Simulation = decision: the engine and the replay emit equal steps for the same requests.
+
+The engine is the real one, on a real store; its network is a function of (request, position), its clock a counter.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from small import layout_of, layouts, spec_of, token_at
+
+from kvfolio.cache.ledger import Ledger
+from kvfolio.engine.engine import Engine, Output
+from kvfolio.engine.params import SamplingParams
+from kvfolio.errors import RequestError
+from kvfolio.plan.memory import CacheOptions, plan_cache
+from kvfolio.sched.request import Event, Request, RequestId, Step
+from kvfolio.sched.scheduler import Counters, Scheduler, SchedulerOptions
+from kvfolio.sim.replay import Replay, TimedRequest, replay, roofline_step_time
+from kvfolio.spec.layout import CacheLayout
+from kvfolio.store.pools import CacheStore
+
+VOCAB = 11
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request as a user makes it."""
+
+    num_prompt: int
+    max_tokens: int
+    arrival_s: float
+    stop: int = VOCAB  # a token id; VOCAB: none
+    leave_after: int = 1000  # tokens after which the user has seen enough, as when a stop string is met
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        return tuple(index % VOCAB for index in range(self.num_prompt))
+
+    @property
+    def params(self) -> SamplingParams:
+        return SamplingParams(max_tokens=self.max_tokens, stop_token_ids=(self.stop,))
+
+
+class RecordingScheduler(Scheduler):
+    """The scheduler, with every step kept."""
+
+    steps: list[Step]
+
+    def step(self, events: Iterable[Event]) -> Step:
+        step = super().step(events)
+        self.steps.append(step)
+        return step
+
+
+class PretendedNetwork:
+    """Logits from (request, position) alone; computing a step moves the clock by its step time."""
+
+    def __init__(self, step_time: Callable[[Step], float]) -> None:
+        self.now = 0.0
+        self._step_time = step_time
+
+    def run(self, step: Step) -> torch.Tensor:
+        self.now += self._step_time(step)
+        sampling = [chunk for chunk in step.chunks if chunk.samples]
+        logits = torch.zeros(len(sampling), VOCAB)
+        for row, chunk in enumerate(sampling):
+            logits[row, token_at(chunk.request_id, chunk.start + len(chunk.token_ids), VOCAB)] = 1.0
+        return logits
+
+
+@dataclass(frozen=True)
+class Served:
+    """What the engine did with the requests."""
+
+    steps: list[Step]
+    requests: list[TimedRequest]  # with the tokens it produced; refused ones with one token that nobody asks for
+    outputs: dict[RequestId, list[Output]]
+    refusals: dict[RequestId, str]
+    counters: Counters
+    engine: Engine
+
+
+def serve(
+    layout: CacheLayout, options: SchedulerOptions, asks: Sequence[Ask], step_time: Callable[[Step], float]
+) -> Served:
+    """Drive the engine as the LLM does: submit what has come, step, cancel what has said enough."""
+    scheduler = RecordingScheduler(Ledger(layout), options)
+    scheduler.steps = []
+    network = PretendedNetwork(step_time)
+    spec = spec_of(*((group.group.kind.window, group.group.num_layers) for group in layout.groups), vocab_size=VOCAB)
+    store = CacheStore(layout, torch.device("cpu"))
+    engine = Engine(spec, scheduler, store, network, clock=lambda: network.now)  # type: ignore[arg-type]
+    arrivals = sorted(asks, key=lambda ask: ask.arrival_s)
+    asked: dict[RequestId, Ask] = {}
+    refusals: dict[RequestId, str] = {}
+    outputs: dict[RequestId, list[Output]] = {}
+    while arrivals or engine.has_work:
+        if not engine.has_work:
+            network.now = max(network.now, arrivals[0].arrival_s)
+        while arrivals and arrivals[0].arrival_s <= network.now:
+            ask = arrivals.pop(0)
+            try:
+                request_id = engine.submit(ask.prompt, ask.params)
+            except RequestError as error:
+                request_id = RequestId(1000 + len(refusals))
+                refusals[request_id] = str(error)
+            asked[request_id] = ask
+            outputs[request_id] = []
+        for output in engine.step():
+            outputs[output.request_id].append(output)
+            if len(outputs[output.request_id]) == asked[output.request_id].leave_after:
+                engine.cancel(output.request_id)
+        engine.ledger.check()
+    requests = [
+        TimedRequest(
+            Request(request_id, ask.prompt, ask.max_tokens, frozenset({ask.stop})),
+            ask.arrival_s,
+            tuple(output.sampled.token_id for output in outputs[request_id]) or (0,),
+        )
+        for request_id, ask in asked.items()
+    ]
+    return Served(scheduler.steps, requests, outputs, refusals, scheduler.counters, engine)
+
+
+def assert_twins(
+    layout: CacheLayout,
+    options: SchedulerOptions,
+    asks: Sequence[Ask],
+    step_time: Callable[[Step], float] = lambda step: 1.0,
+) -> Replay:
+    """Serve ``asks`` with the engine, replay them with the tokens it produced, and require equality throughout."""
+    served = serve(layout, options, asks, step_time)
+    steps: list[Step] = []
+    result = replay(layout, options, served.requests, step_time, steps.append)
+    if served.refusals:  # the engine refuses at its door, before a step sees the request
+        assert [replace(step, refused=()) for step in steps if step.chunks] == [s for s in served.steps if s.chunks]
+        assert {id_: reason for step in steps for id_, reason in step.refused} == served.refusals
+    else:
+        assert steps == served.steps
+    assert replace_refused(result.counters) == replace_refused(served.counters)
+    assert result.peak == served.engine.scheduler.peak
+    for outcome in result.outcomes:
+        outputs = served.outputs[outcome.request_id]
+        assert outcome.num_tokens == len(outputs)
+        if outputs:
+            assert (outcome.first_token_s, outcome.finish_s) == (outputs[0].time_s, outputs[-1].time_s)
+            assert outcome.end == (outputs[-1].finish_reason or "left")
+    return result
+
+
+def replace_refused(counters: Counters) -> Counters:
+    return replace(counters, num_refused=0)
+
+
+# ---- chosen workloads -----------------------------------------------------------------------------------------------
+
+CROWD = [
+    Ask(num_prompt=9, max_tokens=12, arrival_s=0),
+    Ask(num_prompt=17, max_tokens=6, arrival_s=0),
+    Ask(num_prompt=3, max_tokens=20, arrival_s=2, stop=4),
+    Ask(num_prompt=12, max_tokens=9, arrival_s=3, leave_after=4),
+    Ask(num_prompt=1, max_tokens=15, arrival_s=40.5, leave_after=1),
+]
+
+
+@pytest.mark.parametrize("shapes", [[(None, 1)], [(None, 1), (6, 3)], [(3, 2), (9, 1)], [(None, 2), (5, 1), (12, 3)]])
+@pytest.mark.parametrize("rows", [50, 5])
+def test_twins_agree_on_a_crowd_whose_pool_is_ample_or_too_small(
+    shapes: list[tuple[int | None, int]], rows: int
+) -> None:
+    layout = layout_of(*shapes, rows=rows)
+    result = assert_twins(layout, SchedulerOptions(max_context=64, max_step_tokens=10), CROWD)
+    has_full_layers = any(window is None for window, _ in shapes)
+    assert (result.counters.num_preemptions > 0) is (rows == 5 and has_full_layers)
+    assert [outcome.end for outcome in result.outcomes[3:]] == ["left", "left"]
+
+
+def test_twins_agree_that_memory_moves_between_groups() -> None:
+    # The window group runs first and leaves warm blocks behind; the long prompt's full group then needs their bytes.
+    layout = layout_of((None, 1), (4, 4), budget_bytes=1000, num_open=2)
+    moves = 0
+
+    def seconds(step: Step) -> float:
+        nonlocal moves
+        moves += len(step.moves)
+        return 0.5
+
+    asks = [Ask(8, 8, 0.0), Ask(8, 8, 0.0), Ask(40, 8, 3.0), Ask(6, 30, 3.0)]
+    assert_twins(layout, SchedulerOptions(max_context=64, max_step_tokens=16), asks, seconds)
+    assert moves > 0
+
+
+def test_twins_refuse_the_same_requests_for_the_same_reasons() -> None:
+    asks = [Ask(60, 2, 0), Ask(0, 1, 0), Ask(4, 2, 1), Ask(30, 1, 2), Ask(64, 1, 2), Ask(3, 70, 9), Ask(5, 3, 9)]
+    result = assert_twins(layout_of((None, 1), rows=6), SchedulerOptions(max_context=64), asks)
+    assert result.counters.num_refused == 5
+    assert result.counters.num_finished == 2
+
+
+def test_twins_agree_under_the_clock_of_a_machine() -> None:
+    spec = spec_of((None, 2), (10, 1), vocab_size=VOCAB)
+    layout = plan_cache(spec, "f32", CacheOptions(kv_memory=3000, block_tokens=4, max_running=4))
+    step_time = roofline_step_time(spec, layout.fmt, bandwidth_bytes_per_s=9e3, flops_per_s=2e4)
+    result = assert_twins(layout, SchedulerOptions(max_context=64, max_step_tokens=7), CROWD, step_time)
+    assert result.end_s > 40
+
+
+# ---- random workloads -----------------------------------------------------------------------------------------------
+
+
+@st.composite
+def crowds(draw: st.DrawFn) -> list[Ask]:
+    """Requests that come within a few steps of each other, most of them small enough to be served."""
+    return [
+        Ask(
+            num_prompt=draw(st.integers(1, 20)) if draw(st.integers(0, 9)) else draw(st.sampled_from([0, 40, 60])),
+            max_tokens=draw(st.integers(1, 20)),
+            arrival_s=draw(st.integers(0, 16)) / 2,
+            stop=draw(st.integers(0, VOCAB + 30)),
+            leave_after=draw(st.integers(1, 40)),
+        )
+        for _ in range(draw(st.integers(2, 7)))
+    ]
+
+
+@settings(max_examples=250, deadline=None)
+@given(
+    layout=layouts(min_rows=3, min_open=2),
+    crowd=crowds(),
+    max_step_tokens=st.integers(1, 24),
+    per_token_s=st.sampled_from([0.0, 0.125]),
+)
+def test_twins_agree_on_any_requests_with_any_memory(
+    layout: CacheLayout, crowd: list[Ask], max_step_tokens: int, per_token_s: float
+) -> None:
+    options = SchedulerOptions(max_context=50, max_step_tokens=max_step_tokens)
+    result = assert_twins(layout, options, crowd, lambda step: 1.0 + per_token_s * step.num_tokens)
+    event(f"preemptions: {min(result.counters.num_preemptions, 3)}")
+    event(f"refused: {min(result.counters.num_refused, 3)}")
