@@ -71,7 +71,7 @@ def generate(model: LlamaForCausalLM, prompts: list[list[int]], num_tokens: int)
         attention_mask=mask,
         max_new_tokens=num_tokens,
         do_sample=False,
-        past_key_values=DynamicCache(config=model.config),
+        cache=DynamicCache(config=model.config),
         logits_processor=LogitsProcessorList([times]),
     )
     return times.times[0] - started, times.times[-1] - times.times[0], out[:, width:].tolist()

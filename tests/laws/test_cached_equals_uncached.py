@@ -1,7 +1,7 @@
 """Laws 1 and 2: what a query reads and in which order it sums depends on its position alone.
 
-So with ``deterministic``, cached is uncached, a batch is its requests alone, and no chunking, no thread and no block that
-somebody else used before shows in a single bit. Knows nothing of other implementations (``tests/parity``).
+So with ``deterministic``, cached is uncached, a batch is its requests alone, and no chunking, no thread count and no
+block that somebody else used before shows in a single bit. Knows nothing of other implementations (``tests/parity``).
 """
 
 from collections.abc import Callable

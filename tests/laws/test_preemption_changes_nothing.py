@@ -25,7 +25,8 @@ PROMPTS = [some_tokens(length, seed=length) for length in LENGTHS]
 DRAWN = [replace(greedy(NUM_TOKENS), temperature=2.0, top_p=0.95, seed=seed) for seed in range(len(PROMPTS))]
 WARNING = (
     r"the cache ran dry: request \d+ gave up its blocks and will be computed again "
-    r"\([\d.]+ [KM]?i?B of [\d.]+ [KM]iB free, \d+ running, \d+ waiting, \d+ preemptions so far\); more kv_memory avoids this"
+    r"\([\d.]+ (B|KiB) of [\d.]+ KiB free, \d+ running, \d+ waiting, \d+ preemptions so far\); "
+    r"more kv_memory avoids this"
 )
 
 

@@ -249,6 +249,6 @@ def test_thousands_of_requests_leave_no_memory_behind(open_llm: OpenLLM) -> None
     serve(500, first=0)
     before = num_objects()
     serve(1500, first=500)
-    assert num_objects() - before < 500  # one object left by each request would be 1,500; measured 300, ever fewer later
+    assert num_objects() - before < 500  # one left by each request would be 1,500; measured 300, then ever fewer
     assert llm.snapshot().counters.num_finished == 2000
     assert_idle(llm)

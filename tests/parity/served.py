@@ -1,4 +1,4 @@
-"""Tiny models that LLM opens: those of tiny.py with a longer context and a tokenizer; what their engines compute, recorded.
+"""Tiny models that LLM opens: those of tiny.py with a longer context and a tokenizer. Ways to look into their engines.
 
 Knows nothing of what is claimed about them.
 """
@@ -202,7 +202,7 @@ def greedy(num_tokens: int, **more: object) -> SamplingParams:
 
 
 def assert_greedy(model: TinyModel, prompt: list[int], tokens: Sequence[int], logits: Tensor) -> float:
-    """``tokens`` is what transformers generates greedily after ``prompt``, and logits [num_generated, vocab] are its own.
+    """``tokens`` is what transformers generates greedily after ``prompt``; logits [num_generated, vocab] are its own.
 
     One forward of transformers over prompt and tokens shows both: where every token is the most likely one after
     those before it, they are its greedy answer. Returns the largest difference of a logit.

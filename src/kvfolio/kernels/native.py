@@ -22,6 +22,9 @@ _ACTIVATION_CODES = {"silu": 0, "gelu_tanh": 1}
 # Up to this many rows our own product is at least as quick as torch's: benchmarks/linear.py, docs/lab.md.
 FEW_ROWS = 32
 
+# Weights converted to f32 at a time: a piece that stays in the caches.
+_PIECE_VALUES = 1 << 21
+
 
 def instruction_sets() -> list[str]:
     """Instruction sets this machine can run, best first."""
@@ -42,8 +45,8 @@ class NativePlan:
 class NativeOps:
     """The arithmetic of a network on CPU threads.
 
-    ``linear``: a row's result never depends on the number of rows while our own product computes it. Without
-    ``deterministic``, more than FEW_ROWS rows go to torch, whose rounding differs.
+    ``linear``: a row's result never depends on the number of rows while our own product computes it: up to FEW_ROWS
+    rows, with ``deterministic`` any number. Without it, more rows go to torch, which adds up in another order.
     """
 
     def __init__(self, num_threads: int, deterministic: bool = False, instruction_set: str | None = None) -> None:
@@ -62,7 +65,7 @@ class NativeOps:
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         num_rows, width = x.shape
         if num_rows > FEW_ROWS and not self.deterministic:
-            return functional.linear(x, weight, bias)
+            return _many_rows(x, weight, bias)
         code = _code(x)
         if weight.dtype != x.dtype or weight.shape[1] != width or not weight.is_contiguous():
             raise OptionError(
@@ -211,6 +214,21 @@ class NativeOps:
             scale,
         )
         return out
+
+
+def _many_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """torch's product; where bf16 is slow, in f32, piece by piece: benchmarks/linear.py, docs/lab.md."""
+    if x.dtype != torch.bfloat16 or _native.has_quick_bf16():
+        return functional.linear(x, weight, bias)
+    num_out, width = weight.shape
+    x_f32 = x.to(torch.float32)
+    y = x.new_empty((x.shape[0], num_out))
+    step = max(1, _PIECE_VALUES // width)
+    for begin in range(0, num_out, step):
+        piece = slice(begin, begin + step)
+        bias_f32 = None if bias is None else bias[piece].to(torch.float32)
+        y[:, piece] = functional.linear(x_f32, weight[piece].to(torch.float32), bias_f32)
+    return y
 
 
 def measure_read_bandwidth(data: Tensor) -> float:

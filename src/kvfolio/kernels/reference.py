@@ -85,9 +85,8 @@ class ReferenceOps:
             step = 1 if self.deterministic else chunk.num_tokens
             for begin in range(0, chunk.num_tokens, step):
                 part = slice(rows.start + begin, rows.start + min(begin + step, chunk.num_tokens))
-                out[part] = _attend(
-                    geometry, chunk, chunk.start + begin, q[part] * scale, (own_k, own_v), (stored_k, stored_v)
-                )
+                queries = q[part].to(torch.float32) * scale
+                out[part] = _attend(geometry, chunk, chunk.start + begin, queries, (own_k, own_v), (stored_k, stored_v))
         return out
 
 

@@ -1,0 +1,114 @@
+"""FLOPs and bytes: every formula against a loop that counts one product at a time, and against the textbook."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small import EXACT, Shape, shapes, spec_of
+
+from kvfolio.plan.compute import (
+    attention_flops,
+    cache_bytes_read,
+    decode_flops,
+    textbook_flops,
+    tokens_read,
+    weight_bytes,
+    weight_bytes_read,
+    weight_flops,
+)
+from kvfolio.spec.formats import BF16, INT8, CacheFormat
+from kvfolio.spec.layers import FullAttention, SlidingWindow
+from kvfolio.spec.model import ModelSpec, Network
+
+NETWORK = Network(8, 4, 16, 50, 1e-5, "silu", 1.0)
+
+
+def model(*, tied: bool = False, num_params: int = 1000) -> ModelSpec:
+    """Keys of 6, values of 10; two full layers and one of window 3."""
+    network = Network(8, 4, 16, 50, 1e-5, "silu", 1.0, tie_embeddings=tied)
+    layers = (FullAttention(2, 6, 10), SlidingWindow(2, 6, 10, 3), FullAttention(2, 6, 10))
+    return ModelSpec("test", "llama", "LlamaForCausalLM", layers, 64, "bf16", network, num_params)
+
+
+def counted_attention(spec: ModelSpec, position: int) -> int:
+    """FLOPs of one query, a multiplication and an addition at a time."""
+    flops = 0
+    for kind in spec.layers:
+        for token in range(position + 1):
+            if kind.window is not None and token <= position - kind.window:
+                continue
+            for _ in range(spec.network.num_q_heads):
+                flops += 2 * kind.k_width  # q · k
+                flops += 2 * kind.v_width  # p · v
+    return flops
+
+
+def test_one_query_reads_by_layer_what_its_window_lets_it_read() -> None:
+    assert [tokens_read(model(), 0, position) for position in (0, 2, 3, 9)] == [1, 3, 4, 10]
+    assert [tokens_read(model(), 1, position) for position in (0, 2, 3, 9)] == [1, 3, 3, 3]
+
+
+@pytest.mark.parametrize("position", [0, 1, 2, 3, 4, 17])
+def test_attention_costs_what_a_loop_counts(position: int) -> None:
+    assert attention_flops(model(), position) == counted_attention(model(), position)
+
+
+def test_attention_at_ten_tokens_by_hand() -> None:
+    # 4 heads * 2 (6 + 10) = 128 a token read; layers read 10, 3 and 10.
+    assert attention_flops(model(), 9) == 128 * (10 + 3 + 10)
+
+
+def test_weights_cost_two_each_and_a_table_that_is_only_looked_up_nothing() -> None:
+    assert weight_flops(model(tied=True)) == 2 * 1000
+    assert weight_flops(model(tied=False)) == 2 * (1000 - 50 * 8)
+
+
+def test_weights_take_their_bytes_and_a_step_reads_all_but_the_looked_up_table() -> None:
+    assert weight_bytes(model(), "bf16") == 2000
+    assert weight_bytes(model(), "f32") == 4000
+    assert weight_bytes_read(model(tied=True), "bf16") == 2000
+    assert weight_bytes_read(model(tied=False), "bf16") == 2 * 600
+
+
+@settings(max_examples=60, deadline=None)
+@given(chosen=shapes(), num_prompt=st.integers(1, 20), num_tokens=st.integers(1, 12), heads=st.integers(1, 3))
+def test_decoding_with_and_without_a_cache_costs_what_loops_count(
+    chosen: tuple[Shape, ...], num_prompt: int, num_tokens: int, heads: int
+) -> None:
+    spec = spec_of(*chosen, num_q_heads=heads)
+
+    def one_pass(num_positions: int) -> int:
+        return sum(weight_flops(spec) + counted_attention(spec, position) for position in range(num_positions))
+
+    flops = decode_flops(spec, num_prompt, num_tokens)
+    with_cache = without_cache = 0
+    for known in range(num_prompt + 1, num_prompt + num_tokens):  # the prompt's pass yields the first token
+        with_cache += weight_flops(spec) + counted_attention(spec, known - 1)
+        without_cache += one_pass(known)
+    assert flops.prefill == one_pass(num_prompt)
+    assert flops.decode_with_cache == with_cache
+    assert flops.decode_without_cache == without_cache
+    assert flops.ratio_with_prefill == (flops.prefill + without_cache) / (flops.prefill + with_cache)
+    if num_tokens > 1:
+        assert flops.ratio_decode_only == without_cache / with_cache
+
+
+def test_where_weights_outweigh_attention_the_exact_ratio_is_the_textbooks() -> None:
+    # P + G / 2 (docs/arithmetic.md): 100 prompt tokens and 51 generated, of which the prompt's pass yields the first.
+    spec = model(tied=True, num_params=10**12)
+    with_cache, without = textbook_flops(spec.num_params, 100, 50)
+    assert without / with_cache == 100 + 25
+    assert decode_flops(spec, 100, 51).ratio_decode_only == pytest.approx(125.5, rel=1e-6)
+    assert with_cache == 2 * 10**12 * 50
+
+
+@settings(max_examples=60, deadline=None)
+@given(chosen=shapes(), position=st.integers(0, 60))
+def test_a_decode_step_reads_every_token_that_a_loop_visits(chosen: tuple[Shape, ...], position: int) -> None:
+    spec = spec_of(*chosen)
+    visited = sum(tokens_read(spec, layer, position) for layer in range(len(spec.layers)))
+    assert cache_bytes_read(spec.groups(), EXACT, position) == 8 * visited
+
+
+def test_cache_bytes_are_read_in_the_storage_format() -> None:
+    # 2 heads: keys int8 6 + 4, values bf16 20: 60 a layer and token; at position 9 the layers read 10, 3 and 10.
+    assert cache_bytes_read(model().groups(), CacheFormat(INT8, BF16), 9) == 60 * (10 + 3 + 10)
