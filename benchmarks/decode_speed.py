@@ -2,7 +2,8 @@
 
     python benchmarks/decode_speed.py [--repeats 3] [--json]
 
-Prints medians: time to first token, decode tokens/s at 128 and 2,048 tokens of context, and a batch of 16 unequal prompts.
+Prints medians: time to first token and decode tokens/s at 128 and 2,048 tokens of context, and for 16 unequal
+prompts.
 """
 
 import argparse

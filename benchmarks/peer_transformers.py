@@ -56,7 +56,9 @@ class _Times(LogitsProcessor):  # type: ignore[misc]
 
 
 @torch.inference_mode()
-def generate(model: LlamaForCausalLM, prompts: list[list[int]], num_tokens: int) -> tuple[float, float, list[list[int]]]:
+def generate(
+    model: LlamaForCausalLM, prompts: list[list[int]], num_tokens: int
+) -> tuple[float, float, list[list[int]]]:
     """(seconds to the first token, seconds from the first to the last, tokens of each prompt), greedy, DynamicCache.
 
     Unequal prompts are padded on the left, as transformers needs it.

@@ -14,7 +14,7 @@ from kvfolio.cache.ledger import Ledger, SequenceId
 from kvfolio.errors import OptionError
 from kvfolio.kernels.codec import decode, encode
 from kvfolio.kernels.reference import ReferenceOps
-from kvfolio.kernels.shapes import LayerGeometry, LayerMemory
+from kvfolio.kernels.shapes import ChunkBlocks, LayerGeometry, LayerMemory
 
 native = pytest.importorskip(
     "kvfolio.kernels.native", reason="the C++ kernels are not built here", exc_type=ImportError
@@ -239,6 +239,28 @@ def test_no_company_in_the_batch_changes_a_single_bit(
         for owner, start, part in outputs:
             if owner == sequence:
                 assert torch.equal(part, alone[start : start + len(part)])
+
+
+@pytest.mark.parametrize("ops_name", DETERMINISTIC)
+@pytest.mark.parametrize(("stored", "exact"), FORMATS)
+def test_sharing_the_blocks_of_a_prefix_changes_no_bit(ops_name: str, stored: str, exact: str) -> None:
+    # Blocks 0 … 9 hold 40 common tokens; three sequences go on from there, each into blocks of its own.
+    geometry = geometry_of(stored, exact, (6, 2), (20, 24), block_tokens=4)
+    cache = PoisonedCache(deterministic_ops(ops_name), geometry, 20, 3)
+    prefix = tuple(range(10))
+    cache.attend(step_of([(ChunkBlocks(0, 40, 0, prefix, 0), text_of(geometry, 40, seed=1))]))
+    chunks = [
+        ChunkBlocks(40, 1, 0, prefix, 0),
+        ChunkBlocks(40, 9, 0, (*prefix, 12, 11), 1),
+        ChunkBlocks(36, 6, 0, (*prefix[:9], 15), 2),  # its own tenth block
+    ]
+    parts = [(chunk, text_of(geometry, 60, seed=2 + number)) for number, chunk in enumerate(chunks)]
+    sealed, open_blocks = cache.sealed.clone(), cache.open.clone()
+    rows = torch.split(cache.attend(step_of(parts)), [chunk.num_tokens for chunk in chunks])
+    for part, found in zip(parts, rows, strict=True):
+        cache.sealed.copy_(sealed)
+        cache.open.copy_(open_blocks)
+        assert torch.equal(cache.attend(step_of([part])), found)
 
 
 def test_no_number_of_threads_changes_a_single_bit() -> None:

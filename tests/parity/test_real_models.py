@@ -36,7 +36,7 @@ needs_gemma3 = pytest.mark.skipif(
 def assert_greedy(
     model: transformers.PreTrainedModel, prompt: list[int], tokens: tuple[int, ...], ours: Tensor
 ) -> None:
-    """``tokens`` is what transformers, without a cache, generates greedily; ``ours`` [num_generated, vocab] its logits."""
+    """Transformers, without a cache, generates ``tokens`` greedily, from logits ``ours`` [num_generated, vocab]."""
     ids = torch.tensor([[*prompt, *tokens[:-1]]])
     with torch.inference_mode():
         theirs = model(ids, use_cache=False, logits_to_keep=len(tokens)).logits[0]

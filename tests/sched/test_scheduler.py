@@ -120,12 +120,15 @@ def test_no_more_run_at_once_than_there_are_open_blocks() -> None:
     assert [chunk.request_id for chunk in run(scheduler)[0].chunks] == [2]
 
 
-def test_a_newcomer_waits_while_those_who_run_still_need_the_room_for_their_prompts() -> None:
-    # 6 blocks. The first one's prompt takes 5, of which it has 2 so far: 4 blocks are free, but only 1 is to spare.
-    scheduler = scheduler_of(layout_of((None, 1), rows=6))
-    run(scheduler, *arrive((0, 20, 1)))
-    run(scheduler, *arrive((1, 8, 1)))
-    assert scheduler.num_waiting == 1
+def test_a_newcomer_does_not_slip_past_one_that_waits_for_a_block() -> None:
+    # 3 blocks, all held after step 2; from step 5 on request 1 waits for one. Request 2 would need none to start.
+    scheduler = scheduler_of(layout_of((None, 1), rows=3), max_step_tokens=16)
+    run(scheduler, *arrive((0, 7, 9), (1, 4, 5)))
+    for _ in range(3):
+        run(scheduler)
+    step, _ = run(scheduler, *arrive((2, 1, 1)))
+    assert parts(step) == [(0, 10, 1, True)]
+    assert (scheduler.num_running, scheduler.num_waiting) == (2, 1)
 
 
 def test_an_empty_step_means_there_is_nothing_to_do() -> None:
@@ -201,13 +204,15 @@ def test_several_give_way_the_newest_first_until_the_older_one_can_move() -> Non
 
 
 def test_nobody_is_admitted_in_a_step_that_preempts() -> None:
-    scheduler = scheduler_of(layout_of((None, 1), rows=4))
+    # Split pools: the full group's 4 blocks run out while the window's bytes would let request 1 in again at once.
+    scheduler = scheduler_of(layout_of((None, 1), (4, 1), budget_bytes=12 * 32, counts=(4, 8)))
     run(scheduler, *arrive((0, 4, 9), (1, 4, 9)))
     for _ in range(7):
         run(scheduler)
-    step, _ = run(scheduler, *arrive((2, 1, 9)))  # it would need no block
+    step, _ = run(scheduler, *arrive((2, 1, 9)))
     assert step.preempted == (1,)
     assert [chunk.request_id for chunk in step.chunks] == [0]
+    assert [chunk.request_id for chunk in run(scheduler)[0].chunks] == [1]
 
 
 # ---- what can never be served ---------------------------------------------------------------------------------------

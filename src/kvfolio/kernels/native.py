@@ -19,8 +19,9 @@ _FORMAT_CODES = {"f32": 0, "bf16": 1, "f16": 2, "int8": 3}
 _DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _ACTIVATION_CODES = {"silu": 0, "gelu_tanh": 1}
 
-# Up to this many rows our own product is at least as quick as torch's: benchmarks/linear.py, docs/lab.md.
-FEW_ROWS = 32
+# Up to so many rows our own product is the quicker one: benchmarks/linear.py, docs/lab.md. Where bf16 is quick in torch
+# (AMX, AMD's AVX512-BF16) the border was not measured; 32 is a cautious guess.
+FEW_ROWS = 32 if _native.has_quick_bf16() else 96
 
 # Weights converted to f32 at a time: a piece that stays in the caches.
 _PIECE_VALUES = 1 << 21

@@ -13,6 +13,8 @@ namespace kvfolio {
 namespace {
 #include "vector.inc"
 
+#include "attend_rows.inc"
+
 #include "attend.inc"
 #include "bandwidth.inc"
 #include "linear.inc"
