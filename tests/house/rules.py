@@ -234,12 +234,18 @@ def length_violations(name: str, text: str) -> list[str]:
 
 
 def function_violations(name: str, source: str) -> list[str]:
-    """Functions too long or with too many parameters; ``self`` and ``cls`` are not counted."""
+    """Functions too long or with too many parameters; ``self`` and ``cls`` are not counted.
+
+    A verb of the command line (a public function in ``cli``) has a parameter for each option, of a few lines each:
+    of verbs the body alone is measured.
+    """
     found = []
     for node in ast.walk(ast.parse(source, name)):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
-        num_lines = (node.end_lineno or node.lineno) - node.lineno + 1
+        is_verb = name.startswith("kvfolio.cli") and not node.name.startswith("_")
+        first_line = node.body[0].lineno if is_verb else node.lineno
+        num_lines = (node.end_lineno or node.lineno) - first_line + 1
         if num_lines > MAX_FUNCTION_LINES:
             found.append(f"{name}:{node.lineno}: {node.name} has {num_lines} lines, at most {MAX_FUNCTION_LINES}")
         given = node.args
@@ -247,7 +253,7 @@ def function_violations(name: str, source: str) -> list[str]:
             arg for arg in (*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg) if arg
         ]
         num_parameters = sum(arg.arg not in {"self", "cls"} for arg in parameters)
-        if num_parameters > MAX_PARAMETERS:
+        if num_parameters > MAX_PARAMETERS and not is_verb:
             found.append(f"{name}:{node.lineno}: {node.name} has {num_parameters} parameters, at most {MAX_PARAMETERS}")
     return found
 

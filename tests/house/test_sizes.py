@@ -44,3 +44,11 @@ def test_a_wide_signature_is_seen_whatever_the_kind_of_its_parameters() -> None:
     assert function_violations("a", f"{widest}): pass") == []
     assert len(function_violations("a", f"{widest}, one_more=1): pass")) == 1
     assert len(function_violations("a", f"{widest}, **rest): pass")) == 1
+
+
+def test_of_a_verb_only_the_body_is_measured() -> None:
+    options = ", ".join(f"p{i}" for i in range(MAX_PARAMETERS + 1))
+    verb = f"def run({options}):\n" + "    x = 1\n" * MAX_FUNCTION_LINES
+    assert function_violations("kvfolio.cli.run", verb) == []
+    assert len(function_violations("kvfolio.cli.run", verb + "    x = 1\n")) == 1
+    assert len(function_violations("kvfolio.cli.run", verb.replace("run(", "_run("))) == 2
