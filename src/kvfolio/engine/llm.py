@@ -302,7 +302,9 @@ class LLM:
 
     def _take(self, output: Output) -> None:
         """Turn one token into text for the answer it belongs to."""
-        answer = self._answers[output.request_id]
+        answer = self._answers.get(output.request_id)
+        if answer is None:
+            return  # somebody else submitted it to the engine
         text, reason = answer.push(output)
         if reason is None:
             if text:
