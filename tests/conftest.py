@@ -3,6 +3,7 @@
 Torch is imported only when a model is asked for. Knows nothing of what is tested.
 """
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from tiny import TinyModel
 
     from kvfolio import LLM
+
+# The models are tiny: a second thread costs more than it brings. Torch reads this when it is loaded.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Test folders are no packages: what they share is imported by name, however pytest is started.
 sys.path.insert(0, str(Path(__file__).parent / "builders"))

@@ -101,6 +101,7 @@ class Engine:
         request = Request(RequestId(self._next_id), prompt, params.max_tokens, stops)
         reason = self.scheduler.refusal(request)
         if reason is not None:
+            self.scheduler.counters.num_refused += 1
             raise RequestError(reason)
         self._next_id += 1
         self._params[request.id] = params

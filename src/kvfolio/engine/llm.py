@@ -166,6 +166,8 @@ class LLM:
             self.options = LLMOptions(**options)  # type: ignore[arg-type]
         except TypeError as error:
             raise OptionError(f"{error}; known: {', '.join(LLMOptions.__dataclass_fields__)}") from error
+        if model is not None and not isinstance(model, str | Path):
+            raise refusal("model", model, "the path of a folder or GGUF file")
         if self.options.threads is not None:
             torch.set_num_threads(self.options.threads)
         source = open_model(model if model is not None else find_default_model())

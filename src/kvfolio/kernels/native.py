@@ -72,8 +72,10 @@ class NativeOps:
             raise OptionError(
                 f"linear: x {tuple(x.shape)} {x.dtype} does not meet weight {tuple(weight.shape)} {weight.dtype}"
             )
-        if bias is not None and bias.dtype != x.dtype:
-            raise OptionError(f"linear: bias {bias.dtype} does not meet x {x.dtype}")
+        if bias is not None and (bias.dtype != x.dtype or bias.shape != weight.shape[:1] or not bias.is_contiguous()):
+            raise OptionError(
+                f"linear: bias {tuple(bias.shape)} {bias.dtype} does not meet weight {tuple(weight.shape)}"
+            )
         x = x.contiguous()
         num_out = weight.shape[0]
         y = x.new_empty((num_rows, num_out))
@@ -111,8 +113,8 @@ class NativeOps:
 
     def _norm(self, x: Tensor, residual: int, total: int, weight: Tensor, y: Tensor, eps: float) -> None:
         num_rows, *heads, width = x.shape
-        if weight.dtype != torch.float32 or weight.numel() != width:
-            raise OptionError(f"rms_norm: weight {tuple(weight.shape)} {weight.dtype}; expected f32 [{width}]")
+        if weight.dtype != torch.float32 or weight.numel() != width or not weight.is_contiguous():
+            raise OptionError(f"rms_norm: weight {tuple(weight.shape)} {weight.dtype}; expected dense f32 [{width}]")
         self._kernels.rms_norm(
             _address(x),
             x.stride(0),
@@ -131,6 +133,8 @@ class NativeOps:
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         if cos.dtype != torch.float32 or cos.shape[0] != x.shape[0] or 2 * cos.shape[1] > x.shape[2]:
             raise OptionError(f"rope: cos {tuple(cos.shape)} {cos.dtype} does not meet x {tuple(x.shape)}")
+        if sin.dtype != cos.dtype or sin.shape != cos.shape or not (sin.is_contiguous() and cos.is_contiguous()):
+            raise OptionError(f"rope: sin {tuple(sin.shape)} {sin.dtype} does not meet cos; both must be dense")
         self._kernels.rope(
             _address(x), x.stride(0), cos.data_ptr(), sin.data_ptr(), list(x.shape), cos.shape[1], _code(x)
         )

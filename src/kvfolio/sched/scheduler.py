@@ -41,7 +41,8 @@ class Counters:
     num_tokens_computed: int = 0
     num_preemptions: int = 0
     num_refused: int = 0
-    num_finished: int = 0
+    num_finished: int = 0  # by themselves
+    num_left: int = 0  # from outside: cancelled, or ended by a stop string
 
 
 class _Draft:
@@ -154,6 +155,7 @@ class Scheduler:
                 finished.append(Finished(chunk.request_id, "length"))
         for end in finished:
             self._end(self._running[end.request_id])
+        self.counters.num_finished += len(finished)
         return tuple(finished)
 
     def take_in(self, events: Iterable[Event]) -> tuple[tuple[RequestId, str], ...]:
@@ -169,8 +171,10 @@ class Scheduler:
                 continue
             for state in [state for state in self._waiting if state.request.id == event.request_id]:
                 self._waiting.remove(state)
+                self.counters.num_left += 1
             if event.request_id in self._running:
                 self._end(self._running[event.request_id])
+                self.counters.num_left += 1
         return tuple(refused)
 
     def _num_left(self, state: RequestState) -> int:
@@ -218,7 +222,6 @@ class Scheduler:
     def _end(self, state: RequestState) -> None:
         self.ledger.release(state.sequence)
         del self._running[state.request.id]
-        self.counters.num_finished += 1
 
     def _count(self, draft: _Draft, num_refused: int) -> None:
         counters, usage = self.counters, self.ledger.usage()
