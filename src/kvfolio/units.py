@@ -58,6 +58,12 @@ def format_bytes(num_bytes: int) -> str:
     return f"{value:.2f} TiB"
 
 
+def enough_bytes(num_bytes: int) -> str:
+    """A size of at least ``num_bytes`` that can be typed as it stands: ``8MiB``, ``12KiB``; rounded up, never down."""
+    unit, size = ("MiB", 2**20) if num_bytes >= 2**20 else ("KiB", 2**10)
+    return f"{-(-num_bytes // size)}{unit}"
+
+
 def format_seconds(seconds: float) -> str:
     """``seconds`` with a unit that keeps three figures: ``12.3 ms``, ``1.23 s``."""
     if seconds < 1e-3:

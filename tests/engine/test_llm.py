@@ -87,10 +87,10 @@ def test_a_chat_is_read_through_the_template_with_one_start_token(llm: LLM) -> N
     assert last.completion is not None and last.completion.token_ids == done.token_ids
 
 
-def test_without_parameters_128_tokens_or_the_end_token(llm: LLM) -> None:
-    with forced(llm, [70] * 128, [70, 71, 2]):
+def test_without_parameters_256_tokens_or_the_end_token(llm: LLM) -> None:
+    with forced(llm, [70] * 256, [70, 71, 2]):
         first, second = llm.generate(["a", "b"])
-    assert (len(first.token_ids), first.finish_reason) == (128, "length")
+    assert (len(first.token_ids), first.finish_reason) == (256, "length")
     assert (second.token_ids, second.finish_reason) == ((70, 71, 2), "stop")
 
 

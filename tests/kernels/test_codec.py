@@ -40,12 +40,18 @@ def test_a_vector_of_zeros_stays_zero() -> None:
 
 @pytest.mark.parametrize("value", [100.0, -1e-4, 1.0, 65504.0, 3e38, -3e38, 1e-30])
 def test_a_constant_vector_comes_back_to_the_last_bit(value: float) -> None:
-    codes, scale, found = stored(value, value, value)
-    assert codes.tolist() == [math.copysign(127, value)] * 3
-    exact = float(torch.tensor(value))
-    assert found.tolist() == pytest.approx([exact] * 3, rel=2.0**-23)  # one bit of f32 at most, none of bf16 and f16
-    assert bool((found.bfloat16() == torch.tensor(value).bfloat16()).all())
-    assert float(scale) == float(torch.tensor(abs(value)) / 127)
+    codes, _, found = stored(value, value, value)
+    assert all(abs(code) >= 121 and math.copysign(1, code) == math.copysign(1, value) for code in codes.tolist())
+    assert found.tolist() == [float(torch.tensor(value))] * 3
+
+
+def test_every_largest_value_comes_back_to_the_last_bit() -> None:
+    mantissas = torch.linspace(1.0, 2.0, 200_001)[:-1]
+    for exponent in (-100, -7, 0, 3, 127):
+        x = torch.stack((-mantissas * 2.0**exponent, mantissas * 2.0 ** (exponent - 3)), dim=1)
+        codes, scales = encode(x, INT8)
+        assert torch.equal(decode(codes, scales)[:, 0], x[:, 0])
+        assert bool((codes[:, 0] <= -121).logical_or(codes[:, 0] == -64).all())
 
 
 def test_one_constant_channel_among_others_comes_back_within_half_a_step() -> None:

@@ -259,3 +259,19 @@ def test_the_longest_sequence_is_the_last_that_fits(
     ]
     assert layout.longest_sequence(limit) == max(fitting)
     assert all(layout.fits(num_tokens) is (num_tokens in fitting) for num_tokens in range(limit + 1))
+
+
+@given(
+    spec=specs(),
+    tokens=st.integers(1, 3000),
+    block_tokens=st.sampled_from([4, 16, 64]),
+    fmt=st.sampled_from(["auto", "int8"]),
+)
+def test_the_kv_memory_that_is_called_enough_is_enough(
+    spec: ModelSpec, tokens: int, block_tokens: int, fmt: str
+) -> None:
+    small = plan_cache(spec, "bf16", CacheOptions(kv_memory=1 << 40, block_tokens=block_tokens, kv_format=fmt))
+    enough = small.kv_memory_for(tokens)
+    for max_running in (1, 3, 64):
+        options = CacheOptions(kv_memory=enough, block_tokens=block_tokens, kv_format=fmt, max_running=max_running)
+        assert plan_cache(spec, "bf16", options).fits(tokens)

@@ -237,7 +237,7 @@ def test_a_request_larger_than_the_pool_is_refused_with_the_numbers_and_the_one_
         (
             RequestId(0),
             "912 prompt tokens + max_tokens 1 need 7.12 KiB of cache; the pool has 6.25 KiB, which holds 815 tokens: "
-            "give more kv_memory or ask for fewer tokens",
+            "kv_memory of 10KiB is enough, or ask for fewer tokens",
         ),
     )
     assert finished == (Finished(RequestId(1), "length"),)

@@ -4,6 +4,7 @@ Knows nothing of how a model is run. Every error of kvfolio is one line on stand
 """
 
 import logging
+import os
 import sys
 from typing import Annotated
 
@@ -14,8 +15,12 @@ from kvfolio.cli.compare import compare
 from kvfolio.cli.run import run
 from kvfolio.errors import KvfolioError
 
+# Turns that a thread of libgomp spins at a barrier before it sleeps. Its own default, hundreds of thousands, is a
+# little quicker on idle cores and many times slower where another process holds one of them: docs/lab.md.
+SPIN_COUNT = "5000"
+
 app = typer.Typer(
-    help="Plan, run and simulate the KV cache of language models.",
+    help="Run language models on a KV cache that is planned, and accounted for, to the byte.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -35,6 +40,8 @@ def options(
 
 def main() -> None:
     """Run the command line; exits with 2 and one line for an error of kvfolio, 130 when interrupted."""
+    if "OMP_WAIT_POLICY" not in os.environ:  # read by libgomp when torch loads it, later
+        os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
     try:
         app()

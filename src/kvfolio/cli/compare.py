@@ -68,7 +68,8 @@ def _print_comparison(llm: "LLM", result: "Comparison", as_json: bool) -> None:
         return
     same = "the same tokens" if result.identical else "DIFFERENT tokens"
     basis = "deterministic" if llm.options.deterministic else "not deterministic: rounding may differ"
-    print(f"{result.tokens} tokens behind a prompt of {result.prompt_tokens}: {same} ({llm.dtype}, {basis})")
+    how = f"{llm.dtype}, cache {llm.layout.fmt.name}, {basis}"
+    print(f"{result.tokens} tokens behind a prompt of {result.prompt_tokens}: {same} ({how})")
     if result.divergence is not None:
         place = result.divergence
         print(
@@ -93,7 +94,7 @@ def _print_comparison(llm: "LLM", result: "Comparison", as_json: bool) -> None:
         f"{result.time_ratio:.1f}",
         f"{result.flops.ratio_decode_only:.1f}",
         f"{textbook[1] / textbook[0]:.1f}",
-        "1.0",
+        f"{result.without_cache.bytes_read_per_step / result.with_cache.bytes_read_per_step:.1f}",
     )
     Console(highlight=False).print(table)
     prefill = f"{format_seconds(result.prefill_s)}, {format_count(result.flops.prefill)}FLOPs"

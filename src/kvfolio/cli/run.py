@@ -3,7 +3,9 @@
 Knows nothing of how a model is run.
 """
 
+import contextlib
 import dataclasses
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -12,13 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvfolio.cli.options import BlockTokens, Device, Dtype, Json, KvFormat, KvMemory, Model, Threads, load
-from kvfolio.errors import KvfolioError, OptionError
+from kvfolio.errors import KvfolioError, OptionError, RequestError
 from kvfolio.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from kvfolio.engine.account import Account
     from kvfolio.engine.llm import LLM, Completion
     from kvfolio.engine.params import SamplingParams
+
+
+SLOW_SHARE = 0.2  # of the decode limit; below it something else than the memory holds us up
 
 
 def run(
@@ -58,6 +63,8 @@ def run(
     lines = None if prompts is None else _read_lines(prompts)
     if lines is None and prompt is None and not sys.stdin.isatty():
         prompt = sys.stdin.read()
+    if lines is None and prompt is None and raw:
+        raise OptionError("--raw needs --prompt or --prompts: a chat is held through the chat template")
     if lines is None and prompt is None and as_json:
         raise OptionError("--json needs --prompt or --prompts: a chat is not one object")
     from kvfolio.engine.params import SamplingParams
@@ -101,10 +108,24 @@ def _encode(llm: "LLM", text: str, raw: bool, system: str | None) -> list[int]:
     if raw or not llm.tokenizer.has_chat_template:
         if system is not None:
             raise OptionError("--system needs a chat template: leave out --raw, or use a model that has one")
+        if not text:
+            raise OptionError("the prompt is empty: give some text")
         return llm.tokenizer.encode(text)
     if not text.strip():
         raise OptionError("the prompt is empty: give some text")
     return llm.tokenizer.encode_chat(_messages(text, system))
+
+
+def _encode_line(llm: "LLM", line: dict[str, Any], raw: bool, system: str | None) -> list[int]:
+    """The token ids of one line of a batch."""
+    if "prompt" in line:
+        return _encode(llm, line["prompt"], raw, system)
+    if raw:
+        raise OptionError('"messages" need the chat template: leave out --raw, or give a "prompt"')
+    messages = line["messages"]
+    if system is not None and isinstance(messages, list):
+        messages = [{"role": "system", "content": system}, *messages]
+    return llm.tokenizer.encode_chat(messages)
 
 
 def _run_one(llm: "LLM", prompt: str, params: "SamplingParams", raw: bool, system: str | None, as_json: bool) -> None:
@@ -132,17 +153,16 @@ def _run_batch(
     ids, chosen = [], []
     for number, line in enumerate(lines, 1):
         fields = {name: value for name, value in line.items() if name not in ("prompt", "messages")}
+        known = [field.name for field in dataclasses.fields(params)]
+        unknown = [name for name in fields if name not in known]
         try:
+            if unknown:
+                raise OptionError(f"unknown field {unknown[0]!r}; known: prompt or messages, {', '.join(known)}")
             chosen.append(dataclasses.replace(params, **fields))
-            if "messages" in line:
-                ids.append(llm.tokenizer.encode_chat(line["messages"]))
-            else:
-                ids.append(_encode(llm, line["prompt"], raw, system))
-        except TypeError as error:
-            known = ", ".join(field.name for field in dataclasses.fields(params))
-            raise OptionError(
-                f"line {number} of the prompts: {error}; known beside prompt, messages: {known}"
-            ) from error
+            ids.append(_encode_line(llm, line, raw, system))
+            reason = llm.engine.refusal(tuple(ids[-1]), chosen[-1])
+            if reason is not None:
+                raise RequestError(reason)
         except KvfolioError as error:
             raise type(error)(f"line {number} of the prompts: {error}") from error
     completions = llm.generate(ids, chosen)
@@ -160,18 +180,24 @@ def _run_batch(
 def _chat(llm: "LLM", params: "SamplingParams", system: str | None) -> None:
     from kvfolio.engine.account import make_account
 
+    with contextlib.suppress(ImportError):  # line editing and history, where Python was built with it
+        importlib.import_module("readline")
     print("chat with the model; /new starts over, /quit or Ctrl-D ends", file=sys.stderr)
     opening = [] if system is None else [{"role": "system", "content": system}]
     messages, completions = list(opening), list[Any]()
     while True:
         try:
             text = input("> ").strip()
-        except EOFError:
+        except (EOFError, KeyboardInterrupt):
+            print(file=sys.stderr)
             break
         if text == "/quit":
             break
         if text == "/new":
             messages = list(opening)
+            continue
+        if text.startswith("/"):
+            print(f"unknown command {text.split()[0]}; known: /new, /quit", file=sys.stderr)
             continue
         if not text:
             continue
@@ -227,6 +253,8 @@ def _completion_fields(completion: "Completion") -> dict[str, Any]:
         "token_ids": list(completion.token_ids),
         "finish_reason": completion.finish_reason,
         "usage": dataclasses.asdict(completion.usage),
+        **({} if completion.logprobs is None else {"logprobs": list(completion.logprobs)}),
+        **({} if completion.top_logprobs is None else {"top_logprobs": completion.top_logprobs}),
     }
 
 
@@ -235,17 +263,9 @@ def _account_fields(account: "Account") -> dict[str, Any]:
 
 
 def _print_rows(rows: list[tuple[str, str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
+    print(file=sys.stderr)
     for name, value in rows:
-        table.add_row(name, value)
-    console = Console(stderr=True, highlight=False)
-    console.print()
-    console.print(table)
+        print(f"{name:<12} {value}", file=sys.stderr)
 
 
 def _print_account(account: "Account", completions: list["Completion"]) -> None:
@@ -271,7 +291,12 @@ def _print_account(account: "Account", completions: list["Completion"]) -> None:
             f"{kv.num_blocks_used:,} blocks, {format_bytes(kv.used_bytes)} at the peak, {wasted:.1%} of it not filled; "
             f"{kv.num_blocks_held} held now",
         ),
-        ("first token", f"{format_seconds(speed.ttft_s)}" + (" on average" if len(completions) > 1 else "")),
+        (
+            "first token",
+            f"{format_seconds(speed.ttft_s)}"
+            + (" on average" if len(completions) > 1 else "")
+            + f"; loading took {format_seconds(account.load_s)}",
+        ),
     ]
     if speed.decode_tokens_per_s is not None and speed.limit_tokens_per_s is not None:
         share = speed.decode_tokens_per_s / speed.limit_tokens_per_s
@@ -283,6 +308,8 @@ def _print_account(account: "Account", completions: list["Completion"]) -> None:
                 f"at {speed.bandwidth_bytes_per_s / 1e9:.1f} GB/s, measured now",
             )
         )
+        if share < SLOW_SHARE:
+            rows.append(("", "slow: do other processes hold the cores? fewer --threads may be quicker"))
     rows.append(("kernels", f"{account.kernels}, {account.dtype}, {account.threads} threads"))
     if account.preemptions:
         rows.append(("preemptions", f"{account.preemptions}: the pool ran dry; more --kv-memory avoids it"))

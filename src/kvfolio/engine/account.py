@@ -63,6 +63,7 @@ class Account:
     kernels: str
     dtype: str
     threads: int
+    load_s: float  # seconds from opening the model to its first possible request
 
 
 def kv_account(llm: LLM) -> KvAccount:
@@ -115,4 +116,5 @@ def make_account(llm: LLM, completions: Sequence[Completion]) -> Account:
         kernels=llm.ops_name,
         dtype=llm.dtype,
         threads=llm.threads,
+        load_s=llm.load_s,
     )

@@ -73,7 +73,6 @@ def compare(llm: LLM, prompt_tokens: int, tokens: int) -> Comparison:
         uncached_ids.append(token_id)
         time_s += step_s
     flops = decode_flops(llm.spec, prompt_tokens, tokens)
-    bytes_read = _bytes_read_per_step(llm, prompt_tokens, tokens)
     num_params = llm.spec.num_params
     textbook = textbook_flops(num_params, prompt_tokens, tokens)
     return Comparison(
@@ -83,8 +82,8 @@ def compare(llm: LLM, prompt_tokens: int, tokens: int) -> Comparison:
         _divergence(cached.token_ids, uncached_ids, cached.top_logprobs or ()),
         cached.text,
         cached.ttft_s,
-        Way(cached.time_s - cached.ttft_s, flops.decode_with_cache, bytes_read),
-        Way(time_s, flops.decode_without_cache, bytes_read),
+        Way(cached.time_s - cached.ttft_s, flops.decode_with_cache, _bytes_read(llm, prompt_tokens, tokens, True)),
+        Way(time_s, flops.decode_without_cache, _bytes_read(llm, prompt_tokens, tokens, False)),
         flops,
         *textbook,
     )
@@ -116,12 +115,17 @@ def _divergence(
     return None
 
 
-def _bytes_read_per_step(llm: LLM, prompt_tokens: int, tokens: int) -> int:
-    """Weights, and the keys and values of the text so far, on average over the decoded tokens.
+def _bytes_read(llm: LLM, prompt_tokens: int, tokens: int, with_cache: bool) -> int:
+    """Weights, and keys and values of the text so far, for one decoded token: the mean over all of them.
 
-    Equal for both ways: without a cache they are written first, then read all the same.
+    Without a cache the whole text is computed in chunks of at most max_step_tokens: each reads the weights, and the
+    keys and values up to its end.
     """
     groups, fmt = llm.spec.groups(), llm.layout.fmt
+    weights, longest = weight_bytes_read(llm.spec, llm.dtype), llm.options.max_step_tokens
+    total = 0
     positions = range(prompt_tokens, prompt_tokens + tokens - 1)
-    cache = sum(cache_bytes_read(groups, fmt, position) for position in positions) // len(positions)
-    return weight_bytes_read(llm.spec, llm.dtype) + cache
+    for last in positions:
+        ends = [last] if with_cache else [min(end - 1, last) for end in range(longest, last + 1 + longest, longest)]
+        total += sum(weights + cache_bytes_read(groups, fmt, end) for end in ends)
+    return total // len(positions)

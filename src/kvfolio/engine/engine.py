@@ -89,17 +89,23 @@ class Engine:
     def has_work(self) -> bool:
         return bool(self._events) or not self.scheduler.is_idle
 
-    def submit(self, prompt: tuple[int, ...], params: SamplingParams) -> RequestId:
-        """Queue a request of token ids. Raises RequestError at once, and queues nothing, if it can never be served."""
+    def refusal(self, prompt: tuple[int, ...], params: SamplingParams) -> str | None:
+        """Why a request of token ids can never be served, with the way out; None when it can. Changes nothing."""
         vocab_size = self._spec.network.vocab_size
         unknown = [token for token in prompt if not 0 <= token < vocab_size]
         if unknown:
-            raise RequestError(f"token id {unknown[0]} is outside the model's vocabulary of {vocab_size:,}")
+            return (
+                f"token id {unknown[0]} is outside the model's vocabulary of {vocab_size:,}: use the model's tokenizer"
+            )
+        return self.scheduler.refusal(Request(RequestId(-1), prompt, params.max_tokens))
+
+    def submit(self, prompt: tuple[int, ...], params: SamplingParams) -> RequestId:
+        """Queue a request of token ids. Raises RequestError at once, and queues nothing, if it can never be served."""
         stops = frozenset(params.stop_token_ids) | (
             frozenset() if params.ignore_eos else frozenset(self._spec.eos_token_ids)
         )
         request = Request(RequestId(self._next_id), prompt, params.max_tokens, stops)
-        reason = self.scheduler.refusal(request)
+        reason = self.refusal(prompt, params)
         if reason is not None:
             self.scheduler.counters.num_refused += 1
             raise RequestError(reason)
@@ -177,8 +183,8 @@ class Engine:
     def _warn(self, request_id: RequestId) -> None:
         usage, counters = self.ledger.usage(), self.scheduler.counters
         logger.warning(
-            "the cache ran dry: request %d gave up its blocks and will be computed again (%s of %s free, %d running, "
-            "%d waiting, %d preemptions so far); more kv_memory avoids this",
+            "the cache ran dry: request %d gave up its blocks to an older one and will be computed again (now %s of %s "
+            "free, %d running, %d waiting, %d preemptions so far); more kv_memory avoids this",
             request_id,
             format_bytes(usage.free_bytes),
             format_bytes(self.ledger.layout.budget_bytes),

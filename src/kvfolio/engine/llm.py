@@ -5,6 +5,7 @@ Knows nothing of how a step is decided or computed.
 
 import math
 import operator
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -162,6 +163,7 @@ class LLM:
     """
 
     def __init__(self, model: str | Path | None = None, on_progress: Progress | None = None, **options: object) -> None:
+        started = time.monotonic()
         try:
             self.options = LLMOptions(**options)  # type: ignore[arg-type]
         except TypeError as error:
@@ -196,6 +198,7 @@ class LLM:
         scheduler = Scheduler(Ledger(self.layout), scheduling)
         self.engine = Engine(self.spec, scheduler, store, Runner(network, ops, views, device))
         self._answers: dict[RequestId, _Answer] = {}
+        self.load_s = time.monotonic() - started
 
     @property
     def bytes_per_token(self) -> int:

@@ -21,7 +21,7 @@ class SamplingParams:
     The order in which the filters apply is described in ``sampler.py``.
     """
 
-    max_tokens: int = 128  # at least 1; a request that ends earlier ends earlier
+    max_tokens: int = 256  # at least 1; a request that ends earlier ends earlier
     temperature: float = 0.0  # 0: greedy, the most likely token
     top_k: int = 0  # 0: off
     top_p: float = 1.0  # 1: off
@@ -33,7 +33,7 @@ class SamplingParams:
     logprobs: int | None = None  # None: none; 0: of the chosen token; k: and of the k most likely
 
     def __post_init__(self) -> None:
-        check_int("max_tokens", self.max_tokens, 1, math.inf, "1 or more; leave it out for 128")
+        check_int("max_tokens", self.max_tokens, 1, math.inf, "1 or more; leave it out for 256")
         _check_float("temperature", self.temperature, 0, sys.float_info.max, "0 or more; 0 is greedy")
         check_int("top_k", self.top_k, 0, math.inf, "0 or more; 0 switches it off")
         # The smallest positive number stands for "more than 0": top_p 0 would leave no token.

@@ -8,16 +8,13 @@ from dataclasses import dataclass
 
 from kvfolio.errors import BudgetError, OptionError
 from kvfolio.spec.formats import CacheFormat, find_cache_format
-from kvfolio.spec.layout import CacheLayout, GroupLayout
+from kvfolio.spec.layout import OPEN_SHARE, CacheLayout, GroupLayout
 from kvfolio.spec.model import LayerGroup, ModelSpec
 from kvfolio.units import format_bytes
 
 BLOCK_TOKENS_ALLOWED = (4, 8, 16, 32, 64, 128, 256)
 DEFAULT_BLOCK_TOKENS = 16  # measured: benchmarks/block_tokens.py, docs/lab.md
 DEFAULT_MAX_RUNNING = 64
-
-# Open blocks may take at most this share of the budget; below it fewer sequences run at once.
-_OPEN_SHARE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +52,7 @@ def plan_cache(spec: ModelSpec, dtype: str, options: CacheOptions) -> CacheLayou
     groups = spec.groups()
     sealed_sizes = [group.block_bytes(tokens, fmt) for group in groups]
     open_row = sum(group.block_bytes(tokens, exact) for group in groups)
-    num_open = max(1, min(options.max_running, options.kv_memory // _OPEN_SHARE // open_row))
+    num_open = max(1, min(options.max_running, options.kv_memory // OPEN_SHARE // open_row))
     budget = options.kv_memory - num_open * open_row
     budget -= budget % math.gcd(*sealed_sizes)
     need = num_open * open_row + sum(sealed_sizes)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from kvfolio.cache.ledger import Grant, Ledger, Move
 from kvfolio.errors import InvariantError, OptionError
 from kvfolio.sched.request import Arrive, Chunk, Event, Finished, Request, RequestId, RequestState, Step
-from kvfolio.units import format_bytes
+from kvfolio.units import enough_bytes, format_bytes
 
 DEFAULT_MAX_STEP_TOKENS = 1024  # measured: docs/lab.md
 
@@ -112,7 +112,7 @@ class Scheduler:
             return (
                 f"{asked} need {format_bytes(layout.bytes_held(need))} of cache; the pool has "
                 f"{format_bytes(layout.budget_bytes)}, which holds {layout.longest_sequence(need):,} tokens: "
-                f"give more kv_memory or ask for fewer tokens"
+                f"kv_memory of {enough_bytes(layout.kv_memory_for(need))} is enough, or ask for fewer tokens"
             )
         return None
 
@@ -225,7 +225,7 @@ class Scheduler:
 
     def _count(self, draft: _Draft, num_refused: int) -> None:
         counters, usage = self.counters, self.ledger.usage()
-        if usage.used_bytes > self.peak.used_bytes:
+        if usage.used_bytes >= self.peak.used_bytes:
             self.peak = usage
         counters.num_refused += num_refused
         counters.num_preemptions += len(draft.preempted)

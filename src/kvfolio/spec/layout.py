@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from kvfolio.spec.formats import CacheFormat
 from kvfolio.spec.model import LayerGroup
 
+# Open blocks take at most this share of a cache's memory, one part in so many; with little memory fewer sequences run.
+OPEN_SHARE = 4
+
 
 @dataclass(frozen=True, slots=True)
 class GroupLayout:
@@ -81,6 +84,12 @@ class CacheLayout:
         return self.bytes_held(num_tokens) <= self.budget_bytes and all(
             self.blocks_held(group, num_tokens) <= group.num_blocks for group in self.groups
         )
+
+    def kv_memory_for(self, num_tokens: int) -> int:
+        """A kv_memory that holds a lone sequence of ``num_tokens``, whatever number of open blocks goes with it."""
+        sealed = max(self.bytes_held(num_tokens), self.row_bytes) + self.row_bytes
+        open_row = sum(group.open_block_bytes for group in self.groups)
+        return max(sealed * OPEN_SHARE // (OPEN_SHARE - 1), sealed + open_row)
 
     def longest_sequence(self, limit: int) -> int:
         """The most tokens, at most ``limit``, that a lone sequence can hold."""

@@ -1,0 +1,47 @@
+"""Sizes are parsed with the unit they were given in and printed with the right label."""
+
+import pytest
+
+from kvfolio.errors import OptionError
+from kvfolio.units import enough_bytes, format_bytes, format_count, format_seconds, parse_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [
+        ("80GB", 80 * 10**9),
+        ("80 gb", 80 * 10**9),
+        ("80GiB", 80 * 2**30),
+        ("80G", 80 * 2**30),  # a bare letter is binary
+        ("0.5TiB", 2**39),
+        ("85899345920", 80 * 2**30),
+        (85899345920, 80 * 2**30),
+        (" 1 KiB ", 1024),
+        ("0", 0),
+    ],
+)
+def test_a_size_means_what_its_unit_says(text: str | int, num_bytes: int) -> None:
+    assert parse_bytes(text) == num_bytes
+
+
+@pytest.mark.parametrize("text", ["", "lots", "-1", "1e9", "1 XiB", "GiB", "1GiB2", -1, "nan", "inf", "1.2.3"])
+def test_what_is_no_size_is_refused_by_name(text: str | int) -> None:
+    with pytest.raises(OptionError, match=r"size|unit"):
+        parse_bytes(text)
+
+
+def test_a_printed_size_has_a_binary_label_and_value() -> None:
+    assert format_bytes(141_107_412_992) == "131.42 GiB"
+    assert format_bytes(23_040) == "22.50 KiB"
+    assert format_bytes(512) == "512 B"
+    assert format_bytes(2**50) == "1024.00 TiB"
+
+
+@pytest.mark.parametrize("num_bytes", [1, 1023, 1025, 2**20 - 1, 2**20, 2**20 + 1, 5 * 2**30 + 7])
+def test_an_enough_size_can_be_typed_and_is_enough(num_bytes: int) -> None:
+    assert num_bytes <= parse_bytes(enough_bytes(num_bytes)) < num_bytes + 2**20
+
+
+def test_seconds_and_counts_keep_three_figures() -> None:
+    assert [format_seconds(seconds) for seconds in (2e-5, 0.0123, 1.234)] == ["20 µs", "12.3 ms", "1.23 s"]
+    assert [format_count(count) for count in (999, 134_515_008, 2.1e12)] == ["999", "134.52 M", "2.10 T"]
