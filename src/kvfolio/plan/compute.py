@@ -52,7 +52,7 @@ class DecodeFlops:
 def decode_flops(spec: ModelSpec, prompt_tokens: int, num_tokens: int) -> DecodeFlops:
     """Counted FLOPs: with a cache each decoded token costs one pass, without it a pass over all tokens before it.
 
-    The output product is counted for every token, as 2N a token has it; the engine leaves it out where no token is sampled.
+    The output product is counted for every token, as 2N a token has it; the engine leaves it out where it samples none.
     Decoding token i (0-based, after the first, which the prompt's pass yields) has prompt_tokens + i tokens of text.
     """
     prefix = [0]  # prefix[n]: attention FLOPs of one pass over n tokens
