@@ -24,7 +24,7 @@ _FACTORS = {
     "G": 2**30,
     "T": 2**40,
 }
-_SIZE = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*$")
+_SIZE = re.compile(r"^\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([A-Za-z]*)\s*$")
 
 
 def parse_bytes(text: str | int) -> int:

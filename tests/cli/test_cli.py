@@ -190,3 +190,72 @@ def test_a_prompt_may_come_through_a_pipe(folder: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["usage"]["completion_tokens"] <= 4
+
+
+def test_a_line_separator_inside_a_prompt_does_not_break_its_line(cli: Run, folder: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "batch.jsonl"
+    prompts.write_text('\ufeff{"prompt": "a\u2028b\u0085c"}\r\n{"prompt": "d"}\r\n', encoding="utf-8")
+    status, out, err = cli("run", folder, "--prompts", prompts, "--raw", "--max-tokens", 2, "--json")
+    assert status == 0, err
+    assert len(json.loads(out)["results"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "options", "named"),
+    [
+        ('{"prompt": "a", "prompt": "b"}', [], "twice"),
+        ("[" * 100_000, [], "JSON"),
+        ('{"prompt": "a", "max_tokens": 100000}', [], "100,000"),
+        ('{"messages": [{"role": "user", "content": "a"}]}', ["--raw"], "--raw"),
+    ],
+)
+def test_what_a_line_cannot_have_is_refused_with_its_number(
+    line: str, options: list[str], named: str, cli: Run, folder: Path, tmp_path: Path
+) -> None:
+    prompts = tmp_path / "batch.jsonl"
+    prompts.write_text('{"prompt": "fine"}\n' + line if options == [] else line)
+    status, out, err = cli("run", folder, "--prompts", prompts, *options)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert named in err
+    assert "line " in err
+
+
+def test_a_system_message_goes_before_the_messages_of_a_line(cli: Run, folder: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "batch.jsonl"
+    prompts.write_text('{"messages": [{"role": "user", "content": "a"}]}')
+    counts = []
+    for options in ([], ["--system", "be brief"]):
+        status, out, err = cli("run", folder, "--prompts", prompts, "--max-tokens", 2, "--json", *options)
+        assert status == 0, err
+        counts.append(json.loads(out)["results"][0]["usage"]["prompt_tokens"])
+    assert counts[1] > counts[0]
+
+
+def test_logprobs_asked_for_in_a_line_are_in_the_answer(cli: Run, folder: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "batch.jsonl"
+    prompts.write_text('{"prompt": "a", "logprobs": 2, "max_tokens": 3}\n{"prompt": "a", "max_tokens": 3}')
+    status, out, err = cli("run", folder, "--prompts", prompts, "--raw", "--json")
+    assert status == 0, err
+    first, second = json.loads(out)["results"]
+    assert len(first["logprobs"]) == len(first["token_ids"])
+    assert [len(top) for top in first["top_logprobs"]] == [2] * len(first["token_ids"])
+    assert "logprobs" not in second
+
+
+def test_a_chat_cannot_be_raw_or_json(cli: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    for option in ("--raw", "--json"):
+        status, _, err = cli("run", folder, option)
+        assert (status, err.count("\n")) == (2, 1)
+        assert option in err
+
+
+def test_a_full_disk_behind_the_output_is_one_line(folder: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    command = [sys.executable, "-m", "kvfolio", "run", str(folder), "--raw", "--prompt", "a", "--max-tokens", "4"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "No space left" in done.stderr

@@ -135,3 +135,12 @@ def test_parameters_that_do_not_match_the_prompts_are_refused(params: Any, messa
 def test_a_chat_that_is_none_is_refused(messages: Any, message: str, open_llm: OpenLLM) -> None:
     with pytest.raises(RequestError, match=message):
         open_llm("llama").chat(messages, SamplingParams(max_tokens=1))
+
+
+@pytest.mark.parametrize("prompts", [b"abc", {"role": "user"}, [b"abc"], [{"a": 1}]])
+def test_bytes_and_mappings_are_no_prompts(prompts: object, open_llm: "Callable[..., LLM]") -> None:
+    llm = open_llm("llama")
+    with pytest.raises(RequestError, match="accepted"):
+        llm.generate(prompts)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="accepted"):
+        list(llm.stream_many(prompts))  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 Knows nothing of how a model is run. Every error of kvfolio is one line on standard error and exit status 2.
 """
 
+import io
 import logging
 import os
 import sys
@@ -42,10 +43,19 @@ def main() -> None:
     """Run the command line; exits with 2 and one line for an error of kvfolio, 130 when interrupted."""
     if "OMP_WAIT_POLICY" not in os.environ:  # read by libgomp when torch loads it, later
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+    for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a letter shows ? instead
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
     try:
         app()
     except KvfolioError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:  # whoever read our output has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except OSError as error:  # such as a full disk behind standard output
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

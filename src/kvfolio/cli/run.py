@@ -61,6 +61,8 @@ def run(
     if prompt is not None and prompts is not None:
         raise OptionError("give --prompt or --prompts, not both")
     lines = None if prompts is None else _read_lines(prompts)
+    if lines is None and prompt is None and sys.stdin is None:
+        raise OptionError("standard input is closed: give --prompt or --prompts")
     if lines is None and prompt is None and not sys.stdin.isatty():
         prompt = sys.stdin.read()
     if lines is None and prompt is None and raw:
@@ -221,18 +223,26 @@ def _chat(llm: "LLM", params: "SamplingParams", system: str | None) -> None:
         _print_account(make_account(llm, completions), completions)
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; a key that is there twice is refused, since one of its values would be ignored."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise ValueError(f"a key is given twice among {[key for key, _ in pairs]}")
+    return value
+
+
 def _read_lines(path: Path) -> list[dict[str, Any]]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError(f"{path} cannot be read: {error}; give a file of JSON lines") from error
     lines = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
-            value = json.loads(line)
-        except json.JSONDecodeError as error:
+            value = json.loads(line, object_pairs_hook=_object)
+        except (ValueError, RecursionError) as error:
             raise OptionError(f"{path}, line {number} is not JSON: {error}") from error
         if not isinstance(value, dict) or ("prompt" in value) == ("messages" in value):
             raise OptionError(f'{path}, line {number}: expected an object with either "prompt" or "messages"')

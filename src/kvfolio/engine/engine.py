@@ -77,6 +77,8 @@ class Engine:
         self._params: dict[RequestId, SamplingParams] = {}
         self._events: list[Event] = []
         self._next_id = 0
+        self._stepping = False
+        self._left_in_step: list[RequestId] = []  # cancelled by somebody that a running step called, or set free
         self._spec = spec
         self._groups = spec.groups()
         self._weight_bytes = weight_bytes_read(spec, store.layout.exact.name)
@@ -118,10 +120,23 @@ class Engine:
         """End a request early; its blocks are free from the next step on. One that has ended already is no error."""
         if request_id in self._params:
             self._events.append(Leave(request_id))
-            self._forget(request_id)
+            if self._stepping:  # the step still needs what we know of it
+                self._left_in_step.append(request_id)
+            else:
+                self._forget(request_id)
 
     def step(self) -> list[Output]:
         """Decide one step, compute it, and return its new tokens. Without work: nothing happens."""
+        self._stepping = True
+        try:
+            return self._step()
+        finally:
+            self._stepping = False
+            for request_id in self._left_in_step:
+                self._forget(request_id)
+            self._left_in_step.clear()
+
+    def _step(self) -> list[Output]:
         started = self.clock()
         events, self._events = self._events, []
         step = self.scheduler.step(events)
@@ -145,7 +160,12 @@ class Engine:
         ]
 
     def settle(self) -> None:
-        """Book what is queued without computing a step: cancelled requests give their blocks back now."""
+        """Book what is queued without computing a step: cancelled requests give their blocks back now.
+
+        Inside a step it does nothing: the next one, or the next ``settle``, does it.
+        """
+        if self._stepping:
+            return
         events, self._events = self._events, []
         self.scheduler.take_in(events)
 
@@ -168,7 +188,7 @@ class Engine:
         )
 
     def _forget(self, request_id: RequestId) -> None:
-        del self._params[request_id]
+        self._params.pop(request_id, None)
         self._sampler.forget(request_id)
 
     def _measure(self, step: Step, time_s: float) -> None:

@@ -5,6 +5,7 @@ Knows nothing of how a step is decided or computed.
 
 import math
 import operator
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -198,6 +199,7 @@ class LLM:
         scheduler = Scheduler(Ledger(self.layout), scheduling)
         self.engine = Engine(self.spec, scheduler, store, Runner(network, ops, views, device))
         self._answers: dict[RequestId, _Answer] = {}
+        self._lock = threading.RLock()  # one thread at a time decides and computes; the others' tokens come along
         self.load_s = time.monotonic() - started
 
     @property
@@ -218,7 +220,7 @@ class LLM:
 
         ``params``: one for all, or one for each. Raises RequestError, and computes nothing, if one can never be served.
         """
-        if not isinstance(prompts, Iterable):
+        if not isinstance(prompts, Iterable) or isinstance(prompts, bytes | dict):
             raise RequestError(f"prompts is {prompts!r}; accepted: a text, or a list of texts or of lists of token ids")
         listed: list[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else list(prompts)
         chosen = self._params_for(len(listed), params)
@@ -246,7 +248,10 @@ class LLM:
         self, prompts: Sequence[Sequence[int]], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> Iterator[tuple[int, Piece]]:
         """Complete many prompts of token ids together; yields (index of the prompt, piece) as they come."""
-        yield from self._run([self._token_ids(prompt) for prompt in prompts], self._params_for(len(prompts), params))
+        if isinstance(prompts, str | bytes | dict):
+            raise RequestError(f"prompts is {repr(prompts)[:60]}; accepted: a list of texts or of lists of token ids")
+        ids = [self._token_ids(prompt) for prompt in prompts]
+        yield from self._run(ids, self._params_for(len(ids), params))
 
     def _params_for(self, count: int, params: SamplingParams | Sequence[SamplingParams] | None) -> list[SamplingParams]:
         if params is None or isinstance(params, SamplingParams):
@@ -263,24 +268,31 @@ class LLM:
         if isinstance(prompt, str):
             return tuple(self.tokenizer.encode(prompt))
         try:
+            if isinstance(prompt, bytes | dict):
+                raise TypeError
             return tuple(operator.index(token) for token in prompt)
-        except TypeError as error:
-            raise RequestError(f"a prompt is {repr(prompt)[:60]}; accepted: a text or a list of token ids") from error
+        except (TypeError, ValueError) as error:
+            raise RequestError(
+                f"a prompt is {' '.join(repr(prompt)[:60].split())}; accepted: a text or a list of token ids"
+            ) from error
 
     def _run(self, prompts: Sequence[tuple[int, ...]], params: Sequence[SamplingParams]) -> Iterator[tuple[int, Piece]]:
         """Submit and yield (index, piece). Several of these may be under way at once; each step serves them all."""
         mine: dict[RequestId, _Answer] = {}
         try:
-            for index, (ids, chosen) in enumerate(zip(prompts, params, strict=True)):
-                request_id = self.engine.submit(ids, chosen)
-                stream, stops = TextStream(self.tokenizer, after=ids), StopMatcher(chosen.stop)
-                mine[request_id] = _Answer(index, len(ids), chosen, stream, stops, self.engine.clock())
-            self._answers.update(mine)
+            with self._lock:
+                for index, (ids, chosen) in enumerate(zip(prompts, params, strict=True)):
+                    request_id = self.engine.submit(ids, chosen)
+                    stream, stops = TextStream(self.tokenizer, after=ids), StopMatcher(chosen.stop)
+                    mine[request_id] = _Answer(index, len(ids), chosen, stream, stops, self.engine.clock())
+                self._answers.update(mine)
             while mine:
-                ready = [(request_id, answer) for request_id, answer in mine.items() if answer.pieces or answer.error]
-                if not ready:
-                    self._step()
-                for request_id, answer in ready:
+                with self._lock:  # another thread's step may have served us while we waited
+                    if not any(answer.pieces or answer.error for answer in mine.values()):
+                        self._step()
+                for request_id, answer in list(mine.items()):
+                    if not answer.pieces and answer.error is None:
+                        continue
                     if answer.error is not None:
                         raise answer.error
                     piece = answer.pieces.popleft()
@@ -288,10 +300,11 @@ class LLM:
                         del mine[request_id]
                     yield answer.index, piece
         finally:  # the caller left early, or something failed: what is still under way gives its blocks back
-            for request_id in mine:
-                self._answers.pop(request_id, None)
-                self.engine.cancel(request_id)
-            self.engine.settle()
+            with self._lock:
+                for request_id in mine:
+                    self._answers.pop(request_id, None)
+                    self.engine.cancel(request_id)
+                self.engine.settle()
 
     def _step(self) -> None:
         """One step of the engine; its tokens go to the answers they belong to."""

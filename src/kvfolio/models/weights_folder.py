@@ -78,7 +78,7 @@ def spelling(key: str, family: str) -> str:
 
 def read_headers(folder: Path) -> list[StoredTensor]:
     """Every tensor of the folder's safetensors files; BrokenModelError if a file is missing, cut or inconsistent."""
-    if (folder / SINGLE).exists():
+    if (folder / SINGLE).is_file():
         return read_header(folder / SINGLE)
     if not (folder / INDEX).exists():
         raise BrokenModelError(_nothing_to_read(folder))
@@ -86,9 +86,9 @@ def read_headers(folder: Path) -> list[StoredTensor]:
     shards = sorted(set(weight_map.values()))
     lines: list[StoredTensor] = []
     for number, shard in enumerate(shards, start=1):
-        if Path(shard).name != shard or not (folder / shard).exists():
+        if Path(shard).name != shard or len(shard) > 255 or not (folder / shard).is_file():
             raise BrokenModelError(
-                f"{folder / INDEX} names {len(shards)} files, and number {number}, {shard!r}, is not in the folder; "
+                f"{folder / INDEX} names {len(shards)} files; number {number}, {shard[:80]!r}, is not in the folder; "
                 "fetch it again"
             )
         lines += read_header(folder / shard)

@@ -335,6 +335,8 @@ class _Cursor:
 def _with_file(path: Path, read: Callable[[_Cursor], Answer]) -> Answer:
     """``read`` on the mapped file; the map is closed before the answer is returned."""
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would keep us waiting
+            raise BrokenModelError(f"{path} is not a regular file; give the path of a GGUF file")
         with path.open("rb") as file:
             if path.stat().st_size == 0:  # an empty file cannot be mapped
                 raise BrokenModelError(f"{path} is cut: it ends at byte 0; copy or download the file again")

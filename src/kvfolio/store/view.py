@@ -13,6 +13,8 @@ from kvfolio.kernels.shapes import ChunkBlocks, LayerGeometry, LayerMemory
 from kvfolio.spec.layout import CacheLayout
 from kvfolio.store.pools import CacheStore
 
+MAX_WINDOW = 1 << 30  # a window beyond every position: kernels count in 32 bits
+
 
 class AttentionOps(Protocol):
     """What a view needs of the kernels; a plan is theirs alone to understand."""
@@ -69,7 +71,7 @@ def _geometry(layout: CacheLayout, index: int, num_q_heads: int) -> LayerGeometr
         kind.k_width,
         kind.v_width,
         layout.block_tokens,
-        kind.window,
+        None if kind.window is None else min(kind.window, MAX_WINDOW),
         layout.fmt,
         layout.exact,
     )
