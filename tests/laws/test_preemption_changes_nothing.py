@@ -24,8 +24,8 @@ NUM_TOKENS = 40
 PROMPTS = [some_tokens(length, seed=length) for length in LENGTHS]
 DRAWN = [replace(greedy(NUM_TOKENS), temperature=2.0, top_p=0.95, seed=seed) for seed in range(len(PROMPTS))]
 WARNING = (
-    r"the cache ran dry: request \d+ gave up its blocks and will be computed again "
-    r"\([\d.]+ (B|KiB) of [\d.]+ KiB free, \d+ running, \d+ waiting, \d+ preemptions so far\); "
+    r"the cache ran dry: request \d+ gave up its blocks to an older one and will be computed again "
+    r"\(now [\d.]+ (B|KiB) of [\d.]+ KiB free, \d+ running, \d+ waiting, \d+ preemptions so far\); "
     r"more kv_memory avoids this"
 )
 
