@@ -26,6 +26,21 @@ pytest.register_assert_rewrite("served")
 
 
 @pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> "Callable[[str], TinyModel]":
+    """The tiny model of a name as a folder, made when first asked for."""
+    import tiny
+
+    made: dict[str, TinyModel] = {}
+
+    def find(name: str) -> "TinyModel":
+        if name not in made:
+            made[name] = tiny.make(name, tmp_path_factory.mktemp(name))
+        return made[name]
+
+    return find
+
+
+@pytest.fixture(scope="session")
 def served_model(tmp_path_factory: pytest.TempPathFactory) -> "Callable[[str], TinyModel]":
     """The tiny model of a name, with a long context and a tokenizer; made when first asked for."""
     import served

