@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from kvfolio.sched.request import Request, RequestId
 from kvfolio.spec.formats import F32, CacheFormat
-from kvfolio.spec.layers import FullAttention, LayerKind, SlidingWindow
+from kvfolio.spec.layers import FullAttention, PagedLayer, SlidingWindow
 from kvfolio.spec.layout import CacheLayout, GroupLayout
-from kvfolio.spec.model import LayerGroup, ModelSpec, Network
+from kvfolio.spec.model import LayerGroup, Network, RunnableSpec, WeightCount
 
 EXACT = CacheFormat(F32, F32)
 LAYER_BYTES = 8  # of one token in one layer
@@ -20,7 +20,7 @@ LAYER_BYTES = 8  # of one token in one layer
 Shape = tuple[int | None, int]  # a layer group: its window or None, and its number of layers
 
 
-def kind_of(window: int | None) -> LayerKind:
+def kind_of(window: int | None) -> PagedLayer:
     return FullAttention(1, 1, 1) if window is None else SlidingWindow(1, 1, 1, window)
 
 
@@ -50,11 +50,31 @@ def layout_of(
     return CacheLayout(layouts, block_tokens, EXACT, EXACT, budget)
 
 
-def spec_of(*shapes: Shape, vocab_size: int = 11, max_context: int = 256, num_q_heads: int = 1) -> ModelSpec:
+def spec_of(*shapes: Shape, vocab_size: int = 11, max_context: int = 256, num_q_heads: int = 1) -> RunnableSpec:
     """A model with the layers of ``shapes``, one shape after the other."""
     layers = tuple(kind_of(window) for window, num_layers in shapes for _ in range(num_layers))
     network = Network(4, num_q_heads, 8, vocab_size, 1e-5, "silu", 1.0)
-    return ModelSpec("small", "llama", "LlamaForCausalLM", layers, max_context, "f32", network, num_params=1000)
+    return runnable(layers, network, max_context=max_context)
+
+
+def runnable(
+    layers: tuple[PagedLayer, ...], network: Network, *, max_context: int, dtype: str = "f32", num_params: int = 1000
+) -> RunnableSpec:
+    """A model of ``layers`` and ``network``, whatever its weights are said to number."""
+    weights = WeightCount(num_params, num_params, 4 * num_params, "config")
+    return RunnableSpec(
+        "small",
+        "llama",
+        layers,
+        max_context,
+        dtype,
+        network.hidden_size,
+        network.num_q_heads,
+        weights,
+        (),
+        "llama",
+        network,
+    )
 
 
 def request_of(request_id: int, num_prompt: int, max_tokens: int, stops: frozenset[int] = frozenset()) -> Request:

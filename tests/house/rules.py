@@ -53,17 +53,17 @@ def _room(floor: int, rooms: str = "", packages: str = "") -> Room:
     return Room(floor, frozenset(rooms.split()), frozenset(packages.split()))
 
 
-_ALL = "server engine sim sched store plan cache kernels models spec"
+_ALL = "server engine sim sched store planner cache kernels models spec"
 FLOORS = {
     "__main__": _room(8, "cli"),
     "cli": _room(7, f"__init__ {_ALL}", "typer rich"),
     "__init__": _room(6, _ALL),  # the public names; the CLI calls them, so they stand just below it
-    "server": _room(5, "engine sched plan", "fastapi uvicorn prometheus_client"),
-    "engine": _room(4, "sched cache store models kernels plan spec", "torch transformers tokenizers numpy"),
-    "sim": _room(4, "sched cache plan spec"),
+    "server": _room(5, "engine sched planner", "fastapi uvicorn prometheus_client"),
+    "engine": _room(4, "sched cache store models kernels planner spec", "torch transformers tokenizers numpy"),
+    "sim": _room(4, "sched cache planner spec"),
     "sched": _room(3, "cache"),
     "store": _room(3, "kernels cache spec", "torch numpy"),
-    "plan": _room(2, "spec"),
+    "planner": _room(2, "spec"),
     "cache": _room(2, "spec"),
     "kernels": _room(2, "spec.formats", "torch numpy"),
     "models": _room(2, "spec", "torch numpy safetensors gguf"),
@@ -74,11 +74,11 @@ FLOORS = {
 GROUND = frozenset({"errors", "units"})
 
 # Where one file of a room may take more, or must take less, than its room.
-MORE_PACKAGES = {"kvfolio.plan.figures": frozenset({"plotly"}), "kvfolio.sim.sweep": frozenset({"ray"})}
+MORE_PACKAGES = {"kvfolio.planner.figures": frozenset({"plotly"}), "kvfolio.sim.sweep": frozenset({"ray"})}
 TORCH_FREE_FILES = frozenset({"kvfolio.store.disk"})
 
 TORCH_ROOMS = frozenset({"server", "engine", "store", "models", "kernels"})
-TORCH_FREE_ROOMS = frozenset({"spec", "plan", "cache", "sched", "sim", "errors", "units"})
+TORCH_FREE_ROOMS = frozenset({"spec", "planner", "cache", "sched", "sim", "errors", "units"})
 NATIVE = "kvfolio.kernels._native"
 
 

@@ -15,7 +15,7 @@ from served import FAMILIES, WINDOW, assert_idle, failing, forced, greedy, kv_me
 from tiny import some_tokens
 
 from kvfolio import LLM, KvfolioError, RequestError, SamplingParams
-from kvfolio.plan.memory import BLOCK_TOKENS_ALLOWED
+from kvfolio.planner.memory import BLOCK_TOKENS_ALLOWED
 
 OpenLLM = Callable[..., LLM]
 

@@ -16,7 +16,7 @@ from kvfolio.cache.ledger import Ledger
 from kvfolio.engine.engine import Engine, Output
 from kvfolio.engine.params import SamplingParams
 from kvfolio.errors import RequestError
-from kvfolio.plan.memory import CacheOptions, plan_cache
+from kvfolio.planner.memory import CacheOptions, plan_cache
 from kvfolio.sched.request import Event, Request, RequestId, Step
 from kvfolio.sched.scheduler import Counters, Scheduler, SchedulerOptions
 from kvfolio.sim.replay import Replay, TimedRequest, replay, roofline_step_time

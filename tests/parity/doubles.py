@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kvfolio.models.build import LanguageModel
-from kvfolio.spec.layers import LayerKind
+from kvfolio.spec.layers import PagedLayer
 
 ACTIVATIONS = {
     "silu": functional.silu,
@@ -52,7 +52,7 @@ class PlainOps:
 class GrowingView:
     """A cache of any number of sequences that only grows. ``owners`` says whose each token of the step is."""
 
-    def __init__(self, layers: tuple[LayerKind, ...]) -> None:
+    def __init__(self, layers: tuple[PagedLayer, ...]) -> None:
         self.layers = layers
         self.owners: list[int] = []  # [num_tokens] of the step at hand; a sequence's tokens come in order
         self._stored: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # (layer, sequence): k, v
@@ -71,7 +71,7 @@ class GrowingView:
         return out
 
 
-def masked_attention(kind: LayerKind, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+def masked_attention(kind: PagedLayer, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """The last len(q) tokens of a sequence attend over all of it: q [n, num_q_heads, k_width], k, v [total, …]."""
     total, shared = k.shape[0], q.shape[1] // k.shape[1]
     k, v = k.float().repeat_interleave(shared, dim=1), v.float().repeat_interleave(shared, dim=1)

@@ -13,7 +13,7 @@ from tiny import TinyModel, some_tokens
 from kvfolio.models.build import LanguageModel, build_model
 from kvfolio.models.parts import RopeTable
 from kvfolio.models.weights import open_weights
-from kvfolio.spec.model import ModelSpec, Rope
+from kvfolio.spec.model import Rope, RunnableSpec
 from kvfolio.spec.source import open_model
 
 TOLERANCE = 1e-4  # measured: 2e-5 at worst, on logits that spread by 1.6
@@ -21,7 +21,7 @@ FAMILIES = list(tiny.BUILDERS)
 CPU = torch.device("cpu")
 
 
-def build(model: TinyModel, spec: ModelSpec | None = None, dtype: torch.dtype = torch.float32) -> LanguageModel:
+def build(model: TinyModel, spec: RunnableSpec | None = None, dtype: torch.dtype = torch.float32) -> LanguageModel:
     source = open_model(model.folder)
     source = replace(source, spec=spec or source.spec)
     return build_model(source.spec, open_weights(source, dtype, CPU))

@@ -10,7 +10,7 @@ from small import EXACT, layout_of, layouts, request_of, shapes, spec_of, token_
 
 from kvfolio.cache.ledger import BlockTable
 from kvfolio.errors import OptionError
-from kvfolio.plan.compute import attention_flops, cache_bytes_read, weight_bytes_read, weight_flops
+from kvfolio.planner.compute import attention_flops, cache_bytes_read, weight_bytes_read, weight_flops
 from kvfolio.sched.request import Chunk, RequestId, Step
 from kvfolio.sched.scheduler import SchedulerOptions
 from kvfolio.sim.replay import Outcome, Replay, TimedRequest, replay, roofline_step_time, synthetic_requests

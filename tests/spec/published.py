@@ -3,9 +3,9 @@
 Knows nothing of expected results; those stand in the tests.
 """
 
-from kvfolio.spec.families import spec_from_config
 from kvfolio.spec.formats import find_cache_format
-from kvfolio.spec.model import ModelSpec
+from kvfolio.spec.model import RunnableSpec
+from kvfolio.spec.runnable import runnable_from_config
 
 Config = dict[str, object]
 
@@ -150,19 +150,19 @@ QWEN3_4B = QWEN3_06B | {"hidden_size": 2560, "num_attention_heads": 32, "num_hid
 QWEN3_32B = QWEN3_06B | {"hidden_size": 5120, "num_attention_heads": 64, "num_hidden_layers": 64}
 
 
-def read(config: Config, **changes: object) -> ModelSpec:
-    return spec_from_config(config | changes, "toy")
+def read(config: Config, **changes: object) -> RunnableSpec:
+    return runnable_from_config(config | changes, "toy")
 
 
 def without(config: Config, *names: str) -> Config:
     return {name: value for name, value in config.items() if name not in names}
 
 
-def growing_bytes(spec: ModelSpec, fmt: str = "bf16") -> int:
+def growing_bytes(spec: RunnableSpec, fmt: str = "bf16") -> int:
     """Bytes that one more token takes for ever: those of the full-attention layers."""
     groups = [group for group in spec.groups() if group.kind.window is None]
     return sum(group.block_bytes(1, find_cache_format(fmt)) for group in groups)
 
 
-def windows(spec: ModelSpec) -> list[int | None]:
+def windows(spec: RunnableSpec) -> list[int | None]:
     return [kind.window for kind in spec.layers]

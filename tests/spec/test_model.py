@@ -4,10 +4,11 @@ Knows nothing of how a model is read.
 """
 
 import pytest
+from small import runnable
 
 from kvfolio.spec.formats import find_cache_format
-from kvfolio.spec.layers import FullAttention, LayerKind, SlidingWindow
-from kvfolio.spec.model import ModelSpec, Network
+from kvfolio.spec.layers import FullAttention, PagedLayer, SlidingWindow
+from kvfolio.spec.model import Network, RunnableSpec
 
 NETWORK = Network(
     hidden_size=640,
@@ -20,11 +21,11 @@ NETWORK = Network(
 )
 
 
-def spec_of(*layers: LayerKind) -> ModelSpec:
-    return ModelSpec("toy", "gemma3", "gemma3_text", layers, 32_768, "bf16", NETWORK, num_params=0)
+def spec_of(*layers: PagedLayer) -> RunnableSpec:
+    return runnable(layers, NETWORK, max_context=32_768, dtype="bf16")
 
 
-def bytes_per_token(spec: ModelSpec, fmt: str) -> int:
+def bytes_per_token(spec: RunnableSpec, fmt: str) -> int:
     return sum(group.block_bytes(1, find_cache_format(fmt)) for group in spec.groups())
 
 

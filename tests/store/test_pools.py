@@ -10,16 +10,17 @@ import sys
 
 import pytest
 import torch
+from small import runnable
 from torch import Tensor
 
 from kvfolio.cache.blocks import BlockId
 from kvfolio.cache.ledger import Ledger, ReturnMemory, SequenceId
 from kvfolio.errors import BudgetError
-from kvfolio.plan.memory import CacheOptions, plan_cache
+from kvfolio.planner.memory import CacheOptions, plan_cache
 from kvfolio.spec.formats import find_cache_format
-from kvfolio.spec.layers import FullAttention, LayerKind, SlidingWindow
+from kvfolio.spec.layers import FullAttention, PagedLayer, SlidingWindow
 from kvfolio.spec.layout import CacheLayout, GroupLayout
-from kvfolio.spec.model import LayerGroup, ModelSpec, Network
+from kvfolio.spec.model import LayerGroup, Network, RunnableSpec
 from kvfolio.store.pools import CacheStore
 
 CPU = torch.device("cpu")
@@ -32,9 +33,9 @@ THREE = (FullAttention(2, 32, 32), SlidingWindow(1, 32, 32, 20), SlidingWindow(1
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="mincore is read as Linux defines it")
 
 
-def spec_of(layers: tuple[LayerKind, ...]) -> ModelSpec:
+def spec_of(layers: tuple[PagedLayer, ...]) -> RunnableSpec:
     network = Network(64, 4, 128, 100, 1e-5, "silu", 1.0)
-    return ModelSpec("test", "llama", "LlamaForCausalLM", layers, 4096, "bf16", network, num_params=1000)
+    return runnable(layers, network, max_context=4096, dtype="bf16")
 
 
 def layout_of_blocks(*sizes: int, budget_bytes: int, num_blocks: int | None = None) -> CacheLayout:
@@ -68,7 +69,7 @@ def resident_bytes(store: CacheStore) -> int:
 @pytest.mark.parametrize("block_tokens", [4, 16, 256])
 @pytest.mark.parametrize("split", [False, True])
 def test_pools_have_the_planned_shapes_and_bytes(
-    layers: tuple[LayerKind, ...], kv_format: str, block_tokens: int, split: bool
+    layers: tuple[PagedLayer, ...], kv_format: str, block_tokens: int, split: bool
 ) -> None:
     options = CacheOptions(9_999_999, block_tokens, kv_format, max_running=3, split=split)
     layout = plan_cache(spec_of(layers), "bf16", options)
@@ -83,7 +84,7 @@ def test_pools_have_the_planned_shapes_and_bytes(
 
 
 @pytest.mark.parametrize(("layers", "split"), [(LLAMA, False), (LLAMA, True), (GEMMA, True), (THREE, True)])
-def test_pools_that_do_not_share_are_the_budget_to_the_byte(layers: tuple[LayerKind, ...], split: bool) -> None:
+def test_pools_that_do_not_share_are_the_budget_to_the_byte(layers: tuple[PagedLayer, ...], split: bool) -> None:
     layout = plan_cache(spec_of(layers), "bf16", CacheOptions(8 << 20, max_running=2, split=split))
     store = CacheStore(layout, CPU)
     assert sum(pool.nbytes for pool in store.sealed) == layout.budget_bytes
@@ -155,7 +156,7 @@ def test_returning_a_block_that_is_not_page_aligned_leaves_its_neighbours_untouc
 
 @linux_only
 @pytest.mark.parametrize("layers", [GEMMA, THREE], ids=["two groups", "three groups"])
-def test_groups_that_share_a_budget_never_occupy_more_than_it(layers: tuple[LayerKind, ...]) -> None:
+def test_groups_that_share_a_budget_never_occupy_more_than_it(layers: tuple[PagedLayer, ...]) -> None:
     # A random walk of sequences; every granted block is written in full. Blocks are whole pages: 256 tokens.
     layout = plan_cache(spec_of(layers), "f32", CacheOptions(24 << 20, block_tokens=256, max_running=6))
     assert all(group.block_bytes % PAGE == 0 for group in layout.groups)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvfolio.cli.options import BlockTokens, Device, Dtype, Json, KvFormat, KvMemory, Model, Threads, load
-from kvfolio.plan.memory import DEFAULT_BLOCK_TOKENS
+from kvfolio.planner.memory import DEFAULT_BLOCK_TOKENS
 from kvfolio.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import typer
 
 from kvfolio.cli.options import BlockTokens, Device, Dtype, Json, KvFormat, KvMemory, Model, Threads, load
 from kvfolio.errors import KvfolioError, OptionError, RequestError
-from kvfolio.plan.memory import DEFAULT_BLOCK_TOKENS, DEFAULT_MAX_RUNNING
+from kvfolio.planner.memory import DEFAULT_BLOCK_TOKENS, DEFAULT_MAX_RUNNING
 from kvfolio.sched.scheduler import DEFAULT_MAX_STEP_TOKENS
 from kvfolio.units import format_bytes, format_seconds
 

@@ -9,7 +9,7 @@ from pydoc_data import topics
 from kvfolio.engine.llm import LLM
 from kvfolio.engine.params import SamplingParams
 from kvfolio.errors import OptionError
-from kvfolio.plan.compute import DecodeFlops, cache_bytes_read, decode_flops, textbook_flops, weight_bytes_read
+from kvfolio.planner.compute import DecodeFlops, cache_bytes_read, decode_flops, textbook_flops, weight_bytes_read
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ from kvfolio.engine.params import SamplingParams
 from kvfolio.engine.runner import Runner
 from kvfolio.engine.sampler import Sampled, Sampler
 from kvfolio.errors import RequestError
-from kvfolio.plan.compute import cache_bytes_read, weight_bytes_read
+from kvfolio.planner.compute import cache_bytes_read, weight_bytes_read
 from kvfolio.sched.request import Arrive, Event, Leave, Request, RequestId, Step
 from kvfolio.sched.scheduler import Counters, Scheduler
-from kvfolio.spec.model import ModelSpec
+from kvfolio.spec.model import RunnableSpec
 from kvfolio.store.pools import CacheStore
 from kvfolio.units import format_bytes
 
@@ -62,7 +62,7 @@ class Engine:
 
     def __init__(
         self,
-        spec: ModelSpec,
+        spec: RunnableSpec,
         scheduler: Scheduler,
         store: CacheStore,
         runner: Runner,

@@ -24,8 +24,8 @@ from kvfolio.errors import OptionError, RequestError
 from kvfolio.kernels.codec import TORCH_DTYPES
 from kvfolio.models.build import build_model
 from kvfolio.models.weights import Progress, open_weights
-from kvfolio.plan.compute import weight_bytes
-from kvfolio.plan.memory import (
+from kvfolio.planner.compute import weight_bytes
+from kvfolio.planner.memory import (
     BLOCK_TOKENS_ALLOWED,
     DEFAULT_BLOCK_TOKENS,
     DEFAULT_MAX_RUNNING,
@@ -35,7 +35,7 @@ from kvfolio.plan.memory import (
 )
 from kvfolio.sched.request import RequestId
 from kvfolio.sched.scheduler import DEFAULT_MAX_STEP_TOKENS, Scheduler, SchedulerOptions
-from kvfolio.spec.model import ModelSpec
+from kvfolio.spec.model import RunnableSpec
 from kvfolio.spec.source import find_default_model, open_model
 from kvfolio.store.pools import CacheStore
 from kvfolio.store.view import StoreViews
@@ -174,7 +174,7 @@ class LLM:
         if self.options.threads is not None:
             torch.set_num_threads(self.options.threads)
         source = open_model(model if model is not None else find_default_model())
-        self.spec: ModelSpec = source.spec
+        self.spec: RunnableSpec = source.spec
         self.dtype = self.options.dtype if self.options.dtype != "auto" else self.spec.dtype
         if self.dtype not in ("f32", "bf16", "f16"):
             raise OptionError(f"dtype is {self.dtype!r}; accepted: f32, bf16, f16, auto")

@@ -13,13 +13,13 @@ from kvfolio.models.gpt2 import Gpt2Model
 from kvfolio.models.llama import LlamaModel
 from kvfolio.models.parts import KVView, Ops
 from kvfolio.models.weights import Weights
-from kvfolio.spec.model import ModelSpec
+from kvfolio.spec.model import RunnableSpec
 
 
 class LanguageModel(Protocol):
     """A network: token ids in, logits out. It holds weights and nothing else; memory is the view's."""
 
-    spec: ModelSpec
+    spec: RunnableSpec
     weight_bytes: int  # of the distinct tensors it holds
 
     def forward(self, token_ids: Tensor, positions: Tensor, view: KVView, ops: Ops, rows: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ NETWORKS: dict[str, type[LlamaModel] | type[Gemma3Model] | type[Gpt2Model]] = {
 UNUSED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", "rope_freqs.weight")
 
 
-def build_model(spec: ModelSpec, weights: Weights) -> LanguageModel:
+def build_model(spec: RunnableSpec, weights: Weights) -> LanguageModel:
     """The network of ``spec.family`` with its weights read.
 
     Raises UnknownModelError for a family without a network, BrokenModelError for weights that are missing, of another

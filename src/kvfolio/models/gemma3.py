@@ -9,13 +9,13 @@ from torch import Tensor
 from kvfolio.errors import UnknownModelError
 from kvfolio.models.parts import KVView, Ops, RopeTable, Rotary
 from kvfolio.models.weights import Weights
-from kvfolio.spec.model import ModelSpec
+from kvfolio.spec.model import RunnableSpec
 
 
 class Gemma3Layer:
     """norm → attention → norm → add and norm → gated MLP → norm. The last addition is left to the next layer's norm."""
 
-    def __init__(self, spec: ModelSpec, weights: Weights, index: int) -> None:
+    def __init__(self, spec: RunnableSpec, weights: Weights, index: int) -> None:
         network, kind = spec.network, spec.layers[index]
         self.index = index
         self.is_local = kind.window is not None
@@ -73,7 +73,7 @@ class Gemma3Layer:
 class Gemma3Model:
     """Scaled embedding, layers, final norm, head."""
 
-    def __init__(self, spec: ModelSpec, weights: Weights) -> None:
+    def __init__(self, spec: RunnableSpec, weights: Weights) -> None:
         network = spec.network
         if network.rope is None:
             raise UnknownModelError(

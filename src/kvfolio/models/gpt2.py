@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvfolio.models.parts import KVView, Ops
 from kvfolio.models.weights import Weights
-from kvfolio.spec.model import ModelSpec
+from kvfolio.spec.model import RunnableSpec
 
 
 class LayerNorm:
@@ -27,7 +27,7 @@ class LayerNorm:
 class Gpt2Layer:
     """norm → attention → add → norm → MLP → add."""
 
-    def __init__(self, spec: ModelSpec, weights: Weights, index: int) -> None:
+    def __init__(self, spec: RunnableSpec, weights: Weights, index: int) -> None:
         network, kind = spec.network, spec.layers[index]
         self.index = index
         self.num_heads = network.num_q_heads
@@ -61,7 +61,7 @@ class Gpt2Layer:
 class Gpt2Model:
     """Token and position embeddings, layers, final norm, head."""
 
-    def __init__(self, spec: ModelSpec, weights: Weights) -> None:
+    def __init__(self, spec: RunnableSpec, weights: Weights) -> None:
         network = spec.network
         vocab, hidden = network.vocab_size, network.hidden_size
         self.spec = spec

@@ -9,13 +9,13 @@ from torch import Tensor
 from kvfolio.errors import UnknownModelError
 from kvfolio.models.parts import KVView, Ops, RopeTable, Rotary
 from kvfolio.models.weights import Weights
-from kvfolio.spec.model import ModelSpec
+from kvfolio.spec.model import RunnableSpec
 
 
 class LlamaLayer:
     """norm → attention → add and norm → gated MLP. The last addition is left to the next norm."""
 
-    def __init__(self, spec: ModelSpec, weights: Weights, index: int) -> None:
+    def __init__(self, spec: RunnableSpec, weights: Weights, index: int) -> None:
         network, kind = spec.network, spec.layers[index]
         self.index = index
         self.is_local = kind.window is not None
@@ -75,7 +75,7 @@ class LlamaLayer:
 class LlamaModel:
     """Embedding, layers, final norm, head."""
 
-    def __init__(self, spec: ModelSpec, weights: Weights) -> None:
+    def __init__(self, spec: RunnableSpec, weights: Weights) -> None:
         network = spec.network
         if network.rope is None:
             raise UnknownModelError(

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from kvfolio.errors import BrokenModelError, UnknownModelError
-from kvfolio.spec.model import ModelSpec
+from kvfolio.spec.model import RunnableSpec
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 VALUE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
@@ -36,7 +36,7 @@ class StoredTensor:
 class FolderTensors:
     """The tensors of a folder, by one spelling. Opening reads and checks headers; tensors are read one at a time."""
 
-    def __init__(self, folder: Path, spec: ModelSpec) -> None:
+    def __init__(self, folder: Path, spec: RunnableSpec) -> None:
         self.where = folder
         self.norm_offset = 1.0 if spec.family == "gemma3" else 0.0
         self._family = spec.family

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kvfolio.errors import BrokenModelError, UnknownModelError
 from kvfolio.spec.gguf import TENSOR_TYPES, GgufHeader, check_complete
-from kvfolio.spec.model import ModelSpec
+from kvfolio.spec.model import RunnableSpec
 
 CHUNK_NUMBERS = 1 << 18  # dequantised at once; whole rows of 16 as gguf does it are half as fast
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -69,7 +69,7 @@ class PackedTensor:
 class GgufTensors:
     """The tensors of one GGUF file, by the names that a Hugging Face folder gives them."""
 
-    def __init__(self, header: GgufHeader, spec: ModelSpec) -> None:
+    def __init__(self, header: GgufHeader, spec: RunnableSpec) -> None:
         self.where = header.path
         self.norm_offset = 0.0  # llama.cpp stores Gemma's norm weights as they multiply
         # llama.cpp pairs neighbours in rotary positions for this architecture alone, and reorders rows for it.

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 from kvfolio.cache.ledger import Ledger, Usage
 from kvfolio.errors import OptionError
-from kvfolio.plan.compute import weight_bytes_read, weight_flops
+from kvfolio.planner.compute import weight_bytes_read, weight_flops
 from kvfolio.sched.request import Arrive, Event, Leave, Request, RequestId, Step
 from kvfolio.sched.scheduler import Counters, Scheduler, SchedulerOptions
 from kvfolio.spec.formats import CacheFormat
-from kvfolio.spec.layers import LayerKind
+from kvfolio.spec.layers import PagedLayer
 from kvfolio.spec.layout import CacheLayout
-from kvfolio.spec.model import ModelSpec
+from kvfolio.spec.model import RunnableSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ def _checked_time(name: str, seconds: float) -> float:
 
 
 def roofline_step_time(
-    spec: ModelSpec, fmt: CacheFormat, bandwidth_bytes_per_s: float, flops_per_s: float
+    spec: RunnableSpec, fmt: CacheFormat, bandwidth_bytes_per_s: float, flops_per_s: float
 ) -> Callable[[Step], float]:
     """Seconds of a step = max(bytes read / bandwidth, FLOPs / rate): the limit that no machine of these rates beats.
 
@@ -185,7 +185,7 @@ def roofline_step_time(
     return seconds
 
 
-def _tokens_read(kind: LayerKind, num_queries: int) -> int:
+def _tokens_read(kind: PagedLayer, num_queries: int) -> int:
     """Tokens that the queries at positions 0 … num_queries - 1 read, summed: 1 + 2 + 3 …, up to the window."""
     growing = num_queries if kind.window is None else min(num_queries, kind.window)
     return growing * (growing + 1) // 2 + growing * (num_queries - growing)

@@ -1,48 +1,219 @@
-"""The kinds of layer memory: what one layer keeps of each token.
+"""The kinds of layer memory, all of them: those of ``token_layers.py``, and those that do not grow with the text.
 
-Knows nothing of storage formats, blocks or models. MHA, GQA and MQA differ only in ``num_kv_heads``.
+Knows nothing of blocks, models or machines. Every kind answers the questions of ``LayerMemory``.
 """
 
 from dataclasses import dataclass
+from fractions import Fraction
+
+from kvfolio.spec.formats import CacheFormat, Format
+from kvfolio.spec.token_layers import (
+    BlockSparse,
+    ChunkedAttention,
+    CompressedSparse,
+    FullAttention,
+    HeadLayer,
+    LatentAttention,
+    LayerMemory,
+    SlidingWindow,
+)
+
+__all__ = [
+    "BlockSparse",
+    "ChunkedAttention",
+    "CombinedLayer",
+    "CompressedSparse",
+    "CrossAttention",
+    "FullAttention",
+    "LatentAttention",
+    "LayerKind",
+    "LayerMemory",
+    "NoCache",
+    "PagedLayer",
+    "RecurrentState",
+    "SharedCache",
+    "SingleKind",
+    "SlidingWindow",
+]
 
 
 @dataclass(frozen=True, slots=True)
-class FullAttention:
-    """Every token's key and value stay, for as long as the sequence lives."""
+class RecurrentState(LayerMemory):
+    """A state of constant size instead of tokens: Mamba, gated delta net, lightning attention, RG-LRU, short conv.
 
-    num_kv_heads: int
-    k_width: int  # numbers in one head's key
-    v_width: int  # numbers in one head's value
+    The formats are the layer's own: a cache format for keys and values says nothing about them.
+    """
+
+    mechanism: str  # for people: mamba, mamba2, gated_delta_net, kda, lightning, rg_lru, short_conv
+    state_numbers: int
+    state_format: Format
+    conv_numbers: int  # last inputs of the short convolution in front; 0: none
+    conv_format: Format
 
     @property
     def kind(self) -> str:
-        return "full"
+        return "recurrent"
+
+    @property
+    def num_kv_heads(self) -> int:
+        return 0
+
+    @property
+    def head_dim(self) -> int:
+        return 0
 
     @property
     def window(self) -> int | None:
         return None
 
-    def first_token_needed(self, position: int) -> int:
-        """The earliest token that a query at ``position`` reads."""
-        return 0
+    def bytes_at(self, num_tokens: int, fmt: CacheFormat) -> int:
+        return self.fixed_bytes(fmt)
+
+    def fixed_bytes(self, fmt: CacheFormat) -> int:
+        state = self.state_format.vector_bytes(self.state_numbers) if self.state_numbers else 0
+        return state + (self.conv_format.vector_bytes(self.conv_numbers) if self.conv_numbers else 0)
 
 
 @dataclass(frozen=True, slots=True)
-class SlidingWindow:
-    """A query at position p reads the tokens p - window + 1 … p; older ones may be forgotten."""
+class CrossAttention(HeadLayer):
+    """Keys and values of an encoder's tokens: made once, read by every text token, never growing with the text."""
 
-    num_kv_heads: int
-    k_width: int
-    v_width: int
-    window: int
+    encoder_tokens: int  # 0 where the config leaves the length to the input
 
     @property
     def kind(self) -> str:
-        return "sliding_window"
+        return "cross_attention"
 
-    def first_token_needed(self, position: int) -> int:
-        """The earliest token that a query at ``position`` reads."""
-        return max(0, position - self.window + 1)
+    @property
+    def window(self) -> int | None:
+        return None
+
+    def bytes_at(self, num_tokens: int, fmt: CacheFormat) -> int:
+        return self.fixed_bytes(fmt)
+
+    def growth(self, fmt: CacheFormat) -> Fraction:
+        return Fraction(0)
+
+    def fixed_bytes(self, fmt: CacheFormat) -> int:
+        return self.encoder_tokens * self.token_bytes(fmt)
+
+    def naive_token_bytes(self, fmt: CacheFormat) -> int:
+        return 0
+
+    def attention_flops_at(self, num_tokens: int, num_q_heads: int) -> int:
+        return HeadLayer.attention_flops_at(self, self.encoder_tokens, num_q_heads)
 
 
-LayerKind = FullAttention | SlidingWindow
+@dataclass(frozen=True, slots=True)
+class SharedCache(LayerMemory):
+    """The layer reads the keys and values that an earlier layer stored, and stores none of its own."""
+
+    source: FullAttention | SlidingWindow | LatentAttention
+
+    @property
+    def kind(self) -> str:
+        return "shared"
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.source.num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.source.head_dim
+
+    @property
+    def window(self) -> int | None:
+        return self.source.window
+
+    def bytes_read_at(self, num_tokens: int, fmt: CacheFormat) -> int:
+        return self.source.bytes_read_at(num_tokens, fmt)
+
+    def naive_token_bytes(self, fmt: CacheFormat) -> int:
+        return self.source.naive_token_bytes(fmt)
+
+    def attention_flops_at(self, num_tokens: int, num_q_heads: int) -> int:
+        return self.source.attention_flops_at(num_tokens, num_q_heads)
+
+
+@dataclass(frozen=True, slots=True)
+class NoCache(LayerMemory):
+    """A layer without attention: an expert or feed-forward layer of its own, an attention that was pruned away."""
+
+    @property
+    def kind(self) -> str:
+        return "none"
+
+    @property
+    def num_kv_heads(self) -> int:
+        return 0
+
+    @property
+    def head_dim(self) -> int:
+        return 0
+
+    @property
+    def window(self) -> int | None:
+        return None
+
+
+PagedLayer = FullAttention | SlidingWindow  # what the ledger cuts into blocks today
+SingleKind = (
+    FullAttention
+    | SlidingWindow
+    | ChunkedAttention
+    | BlockSparse
+    | LatentAttention
+    | CompressedSparse
+    | RecurrentState
+    | CrossAttention
+    | SharedCache
+    | NoCache
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CombinedLayer(LayerMemory):
+    """A layer that keeps several memories side by side: attention and a state (Falcon-H1), self and cross (T5)."""
+
+    parts: tuple[SingleKind, ...]
+
+    @property
+    def kind(self) -> str:
+        return "+".join(part.kind for part in self.parts)
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.parts[0].num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.parts[0].head_dim
+
+    @property
+    def window(self) -> int | None:
+        return self.parts[0].window
+
+    def token_bytes(self, fmt: CacheFormat) -> int:
+        return sum(part.token_bytes(fmt) for part in self.parts if not isinstance(part, CrossAttention))
+
+    def bytes_at(self, num_tokens: int, fmt: CacheFormat) -> int:
+        return sum(part.bytes_at(num_tokens, fmt) for part in self.parts)
+
+    def growth(self, fmt: CacheFormat) -> Fraction:
+        return sum((part.growth(fmt) for part in self.parts), Fraction(0))
+
+    def fixed_bytes(self, fmt: CacheFormat) -> int:
+        return sum(part.fixed_bytes(fmt) for part in self.parts)
+
+    def bytes_read_at(self, num_tokens: int, fmt: CacheFormat) -> int:
+        return sum(part.bytes_read_at(num_tokens, fmt) for part in self.parts)
+
+    def naive_token_bytes(self, fmt: CacheFormat) -> int:
+        return sum(part.naive_token_bytes(fmt) for part in self.parts)
+
+    def attention_flops_at(self, num_tokens: int, num_q_heads: int) -> int:
+        return sum(part.attention_flops_at(num_tokens, num_q_heads) for part in self.parts)
+
+
+LayerKind = SingleKind | CombinedLayer

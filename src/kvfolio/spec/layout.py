@@ -1,6 +1,6 @@
 """How one cache is cut into blocks: the numbers that planner, ledger, store and kernels must agree on.
 
-Plain data. ``plan.memory`` decides the values; knows nothing of tensors, sequences or who holds what.
+Plain data. ``planner.memory`` decides the values; knows nothing of tensors, sequences or who holds what.
 """
 
 from dataclasses import dataclass

@@ -1,13 +1,14 @@
 """One model, described by numbers: its layers in order and what its network needs to run.
 
-Knows nothing of tensors, files or block tables. ``families.py`` makes these values, ``plan`` prices them,
-``cache`` and ``store`` group their layers, ``models`` runs them.
+Knows nothing of tensors, files or block tables. ``families.py`` and ``runnable.py`` make these values, ``planner``
+prices them, ``cache`` and ``store`` group their layers, ``models`` runs them.
 """
 
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass
 
 from kvfolio.spec.formats import CacheFormat
-from kvfolio.spec.layers import LayerKind
+from kvfolio.spec.layers import LayerKind, PagedLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +48,54 @@ class Network:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightCount:
+    """How many weights a model has, and the bytes they take as published. ``source``: where the counts come from."""
+
+    num_params: int  # tied ones once
+    num_active_params: int  # what one token passes through: all but the routed experts that were not chosen
+    num_bytes: int  # as published: packed weights and their scales in a quantised checkpoint
+    source: str  # "config", "safetensors", "gguf" or "catalogue"
+    expert_params: int = 0  # of all routed experts together
+    num_experts: int = 0  # routed ones, of one layer
+    experts_per_token: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A decoder-only language model: what each layer remembers, and how its network is shaped."""
+    """A language model as the planner sees it: what each layer remembers, and how large it is."""
 
     name: str  # for people: folder, file or repository
-    family: str  # llama, gemma3 or gpt2: the file of ``models`` that runs it
-    architecture: str  # the word found in the config
+    model_type: str  # the word found in the config: llama, deepseek_v3, …
     layers: tuple[LayerKind, ...]  # in order
-    max_context: int  # tokens
+    max_context: int | None  # tokens; None: the config does not say
     dtype: str  # format name of the weights as published: f32, bf16 or f16
+    hidden_size: int
+    num_q_heads: int
+    weights: WeightCount
+    assumptions: tuple[str, ...]  # what the config left open and was assumed
+
+    @property
+    def num_params(self) -> int:
+        return self.weights.num_params
+
+    def kinds(self) -> tuple[tuple[LayerKind, int], ...]:
+        """Layers with equal kind and geometry, with their number, in order of first appearance."""
+        return tuple(Counter(self.layers).items())
+
+
+@dataclass(frozen=True, slots=True)
+class RunnableSpec(ModelSpec):
+    """A model that the engine can run: with the numbers of its network, and layers that the ledger can cut."""
+
+    layers: tuple[PagedLayer, ...]
+    max_context: int
+    family: str  # llama, gemma3 or gpt2: the file of ``models`` that runs it
     network: Network
-    num_params: int  # weights, tied ones once
     eos_token_ids: tuple[int, ...] = ()
-    assumptions: tuple[str, ...] = field(default=())  # what the config left open and was assumed
 
     def groups(self) -> tuple["LayerGroup", ...]:
         """Layers with equal kind and geometry, in order of first appearance; each shares one block table."""
-        by_kind: dict[LayerKind, list[int]] = {}
+        by_kind: dict[PagedLayer, list[int]] = {}
         for index, kind in enumerate(self.layers):
             by_kind.setdefault(kind, []).append(index)
         return tuple(LayerGroup(kind, tuple(indices)) for kind, indices in by_kind.items())
@@ -73,7 +105,7 @@ class ModelSpec:
 class LayerGroup:
     """Layers of one kind and geometry. Their share of a token's cache is stored together."""
 
-    kind: LayerKind
+    kind: PagedLayer
     layer_indices: tuple[int, ...]
 
     @property
@@ -82,8 +114,7 @@ class LayerGroup:
 
     def layer_bytes_per_token(self, fmt: CacheFormat) -> int:
         """Bytes one layer of the group stores for one token."""
-        kind = self.kind
-        return kind.num_kv_heads * (fmt.k.vector_bytes(kind.k_width) + fmt.v.vector_bytes(kind.v_width))
+        return self.kind.token_bytes(fmt)
 
     def block_bytes(self, block_tokens: int, fmt: CacheFormat) -> int:
         """Bytes of one block: ``block_tokens`` tokens over all layers of the group."""

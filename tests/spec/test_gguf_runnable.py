@@ -16,20 +16,20 @@ from published import growing_bytes, windows
 
 from kvfolio.errors import BrokenModelError, KvfolioError, UnknownModelError
 from kvfolio.spec.gguf import read_header
-from kvfolio.spec.gguf_families import spec_from_header
+from kvfolio.spec.gguf_runnable import runnable_from_header
 from kvfolio.spec.layers import FullAttention, SlidingWindow
-from kvfolio.spec.model import ModelSpec, Rope
+from kvfolio.spec.model import Rope, RunnableSpec
 
 Metadata = dict[str, object]
-Reader = Callable[..., ModelSpec]
+Reader = Callable[..., RunnableSpec]
 
 
 @pytest.fixture
 def read(tmp_path: Path) -> Reader:
-    def read_file(metadata: Metadata, *tensors: Tensor) -> ModelSpec:
+    def read_file(metadata: Metadata, *tensors: Tensor) -> RunnableSpec:
         path = tmp_path / "toy.gguf"
         path.write_bytes(gguf(metadata, tensors))
-        return spec_from_header(read_header(path))
+        return runnable_from_header(read_header(path))
 
     return read_file
 
@@ -65,7 +65,7 @@ def matrix(name: str, rows: int, columns: int, type_id: int = 0) -> Tensor:
 
 def test_llama_is_read_in_full(read: Reader) -> None:
     spec = read(tiny_llama())
-    assert (spec.name, spec.family, spec.architecture) == ("toy", "llama", "llama")
+    assert (spec.name, spec.family, spec.model_type) == ("toy", "llama", "llama")
     assert spec.layers == (FullAttention(2, 8, 8),) * 2
     assert (spec.max_context, spec.eos_token_ids) == (64, (2,))
     network = spec.network
@@ -346,6 +346,6 @@ def test_no_value_of_any_key_ends_in_anything_but_a_model_or_our_error(
     path = tmp_path_factory.getbasetemp() / "odd.gguf"
     path.write_bytes(gguf(tiny_llama() | {key: value}))
     try:
-        assert spec_from_header(read_header(path)).num_params > 0
+        assert runnable_from_header(read_header(path)).num_params > 0
     except KvfolioError as error:
         assert "odd" in str(error)

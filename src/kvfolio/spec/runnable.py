@@ -1,4 +1,4 @@
-"""Turns a Hugging Face config into a ModelSpec: families llama (with mistral, qwen2, qwen3), gemma3 and gpt2.
+"""Turns a Hugging Face config into a RunnableSpec: families llama (with mistral, qwen2, qwen3), gemma3 and gpt2.
 
 Knows nothing of files or tensors. Defaults are those of transformers 5.24's configuration classes; whatever would
 change the result and cannot be expressed is refused by name.
@@ -8,10 +8,10 @@ from collections.abc import Mapping
 
 from kvfolio.errors import BrokenModelError, UnknownModelError
 from kvfolio.spec.fields import Fields, show
-from kvfolio.spec.layers import FullAttention, LayerKind, SlidingWindow
-from kvfolio.spec.model import ModelSpec, Network, Rope
+from kvfolio.spec.layers import FullAttention, PagedLayer, SlidingWindow
+from kvfolio.spec.model import Network, Rope, RunnableSpec
 from kvfolio.spec.ropes import FULL, SLIDING, gemma3_ropes_from_config, ropes_from_config, usable_context
-from kvfolio.spec.shape import completed
+from kvfolio.spec.shape import UNCOUNTED, completed
 
 MAX_LAYERS = 10_000  # a bound for absurd files, far above any model
 
@@ -49,7 +49,7 @@ _REFUSED = {
 }
 
 
-def spec_from_config(config: Mapping[str, object], name: str) -> ModelSpec:
+def runnable_from_config(config: Mapping[str, object], name: str) -> RunnableSpec:
     """The model that ``config``, the content of a config.json, describes; ``name`` is what people call it.
 
     Raises UnknownModelError for an architecture or value outside what kvfolio knows, BrokenModelError for a field that
@@ -87,7 +87,7 @@ def _model_type(fields: Fields) -> str:
     return model_type
 
 
-def _rotary(fields: Fields, model_type: str) -> ModelSpec:
+def _rotary(fields: Fields, model_type: str) -> RunnableSpec:
     """A model of the llama or gemma3 family."""
     gemma = model_type == "gemma3_text"
     hidden_size, num_q_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
@@ -126,7 +126,7 @@ def _rotary(fields: Fields, model_type: str) -> ModelSpec:
     return _finished(fields, model_type, "gemma3" if gemma else "llama", layers, network, context, usual_eos)
 
 
-def _gpt2(fields: Fields) -> ModelSpec:
+def _gpt2(fields: Fields) -> RunnableSpec:
     """A GPT-2; its old field names and the usual ones mean the same."""
     hidden_size, num_heads = fields.integer("n_embd", "hidden_size"), fields.integer("n_head", "num_attention_heads")
     num_layers = fields.integer("n_layer", "num_hidden_layers", high=MAX_LAYERS)
@@ -153,19 +153,33 @@ def _finished(
     fields: Fields,
     model_type: str,
     family: str,
-    layers: tuple[LayerKind, ...],
+    layers: tuple[PagedLayer, ...],
     network: Network,
     context: int,
     usual_eos: int | None,
-) -> ModelSpec:
+) -> RunnableSpec:
     dtype = _dtype(fields)
     eos = fields.token_ids("eos_token_id") or ()
     if not eos and usual_eos is not None and not fields.names("eos_token_id"):
         fields.note(f"eos_token_id is absent: {usual_eos} assumed")
         eos = (usual_eos,)
     assumptions = tuple(fields.assumptions)
-    spec = ModelSpec(fields.where, family, model_type, layers, context, dtype, network, 0, eos, assumptions)
-    return completed(spec)
+    return completed(
+        RunnableSpec(
+            name=fields.where,
+            model_type=model_type,
+            layers=layers,
+            max_context=context,
+            dtype=dtype,
+            hidden_size=network.hidden_size,
+            num_q_heads=network.num_q_heads,
+            weights=UNCOUNTED,
+            assumptions=assumptions,
+            family=family,
+            network=network,
+            eos_token_ids=eos,
+        )
+    )
 
 
 def _head_width(fields: Fields, model_type: str, hidden_size: int, num_q_heads: int) -> int:
@@ -193,7 +207,7 @@ def _num_kv_heads(fields: Fields, model_type: str, num_q_heads: int) -> int:
     return fields.integer("num_key_value_heads")
 
 
-def _layers(fields: Fields, model_type: str, num_kv_heads: int, head_width: int) -> tuple[LayerKind, ...]:
+def _layers(fields: Fields, model_type: str, num_kv_heads: int, head_width: int) -> tuple[PagedLayer, ...]:
     """The layers in order. ``layer_types`` wins over every flag."""
     num_layers = fields.integer("num_hidden_layers", high=MAX_LAYERS)
     full = FullAttention(num_kv_heads, head_width, head_width)

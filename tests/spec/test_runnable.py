@@ -119,7 +119,7 @@ def test_every_other_config_is_refused_by_its_model_type() -> None:
 
 def test_llama_is_read_in_full() -> None:
     spec = read(SMOLLM2)
-    assert (spec.name, spec.family, spec.architecture, spec.dtype) == ("toy", "llama", "llama", "bf16")
+    assert (spec.name, spec.family, spec.model_type, spec.dtype) == ("toy", "llama", "llama", "bf16")
     assert spec.layers == (FullAttention(3, 64, 64),) * 30
     assert (spec.max_context, spec.eos_token_ids, spec.assumptions) == (8192, (2,), ())
     network = spec.network
@@ -209,7 +209,7 @@ def test_what_was_assumed_is_listed() -> None:
 
 def test_the_architecture_suffices_where_the_model_type_is_absent() -> None:
     spec = read(without(SMOLLM2, "model_type"))
-    assert (spec.architecture, spec.assumptions) == ("llama", ("model_type is absent: llama taken from architectures",))
+    assert (spec.model_type, spec.assumptions) == ("llama", ("model_type is absent: llama taken from architectures",))
 
 
 # ---- windows (SZ-05) ------------------------------------------------------------------------------------------------

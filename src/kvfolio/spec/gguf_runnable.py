@@ -1,16 +1,16 @@
-"""Turns a GGUF header into a ModelSpec: architectures llama, qwen2, qwen3, gemma3 and gpt2, as llama.cpp reads them.
+"""Turns a GGUF header into a RunnableSpec: architectures llama, qwen2, qwen3, gemma3 and gpt2, as llama.cpp reads them.
 
 Knows nothing of dequantising. Reads tensor names and shapes, and the values of one small tensor (rotary divisors).
 """
 
 from kvfolio.errors import BrokenModelError, UnknownModelError
-from kvfolio.spec.families import MAX_LAYERS
 from kvfolio.spec.fields import Fields, show
 from kvfolio.spec.gguf import GgufHeader, GgufTensor, LazyArray, read_f32
-from kvfolio.spec.layers import FullAttention, LayerKind, SlidingWindow
-from kvfolio.spec.model import ModelSpec, Network, Rope
+from kvfolio.spec.layers import FullAttention, PagedLayer, SlidingWindow
+from kvfolio.spec.model import Network, Rope, RunnableSpec
 from kvfolio.spec.ropes import llama3_rope_from_factors, rope_from_gguf, usable_context
-from kvfolio.spec.shape import completed
+from kvfolio.spec.runnable import MAX_LAYERS
+from kvfolio.spec.shape import UNCOUNTED, completed
 
 FAMILIES = {"llama": "llama", "qwen2": "llama", "qwen3": "llama", "gemma3": "gemma3", "gpt2": "gpt2"}
 
@@ -31,7 +31,7 @@ _GEMMA3_PERIOD = 6  # every sixth layer is global; the header does not say so
 _GEMMA3_27B_LAYERS = 62
 
 
-def spec_from_header(header: GgufHeader) -> ModelSpec:
+def runnable_from_header(header: GgufHeader) -> RunnableSpec:
     """The model that ``header`` describes.
 
     Raises UnknownModelError for an architecture or feature outside what kvfolio knows, BrokenModelError for a key that
@@ -66,17 +66,19 @@ def spec_from_header(header: GgufHeader) -> ModelSpec:
         tie_embeddings=not _has(tensors, "output.weight", False),
     )
     _check_tensors(header, tensors, layers[0], network)
-    spec = ModelSpec(
+    spec = RunnableSpec(
         name=header.path.stem,
-        family=FAMILIES[architecture],
-        architecture=architecture,
+        model_type=architecture,
         layers=layers,
         max_context=usable_context(max_positions, rope),
         dtype=_dtype(header, fields),
-        network=network,
-        num_params=0,
-        eos_token_ids=_eos(header),
+        hidden_size=network.hidden_size,
+        num_q_heads=num_q_heads,
+        weights=UNCOUNTED,
         assumptions=tuple(fields.assumptions),
+        family=FAMILIES[architecture],
+        network=network,
+        eos_token_ids=_eos(header),
     )
     return completed(spec)
 
@@ -119,7 +121,7 @@ def _equal(fields: Fields, key: str, default: int | None = None) -> int:
     return Fields({fields.prefix + key: values[0]}, fields.where, fields.prefix).integer(key)
 
 
-def _layers(fields: Fields, architecture: str, num_q_heads: int) -> tuple[LayerKind, ...]:
+def _layers(fields: Fields, architecture: str, num_q_heads: int) -> tuple[PagedLayer, ...]:
     num_layers = fields.integer("block_count", high=MAX_LAYERS)
     num_kv_heads = _equal(fields, "attention.head_count_kv", default=num_q_heads)
     k_width, v_width = _head_width(fields, "key", num_q_heads), _head_width(fields, "value", num_q_heads)
@@ -189,7 +191,7 @@ def _own_divisors(header: GgufHeader, tensor: GgufTensor, rope: Rope) -> Rope:
     return llama3_rope_from_factors(rope.base, divisors, str(header.path))
 
 
-def _attention_scale(fields: Fields, architecture: str, num_q_heads: int, layers: tuple[LayerKind, ...]) -> float:
+def _attention_scale(fields: Fields, architecture: str, num_q_heads: int, layers: tuple[PagedLayer, ...]) -> float:
     if architecture != "gemma3":
         return float(layers[0].k_width ** -0.5)
     # The header leaves out query_pre_attn_scalar. It is the head's width, but in the 27B hidden / heads.
@@ -217,7 +219,7 @@ def _vocab_size(fields: Fields, header: GgufHeader, tensors: dict[str, GgufTenso
     raise fields.missing("vocab_size")
 
 
-def _check_tensors(header: GgufHeader, tensors: dict[str, GgufTensor], kind: LayerKind, network: Network) -> None:
+def _check_tensors(header: GgufHeader, tensors: dict[str, GgufTensor], kind: PagedLayer, network: Network) -> None:
     """Compare the shapes that decide a cache's size with the tensor table, where it has them."""
     hidden_size = network.hidden_size
     expected = {

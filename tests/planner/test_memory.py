@@ -3,15 +3,15 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import layout_of
+from small import layout_of, runnable
 
 from kvfolio.errors import BudgetError, OptionError
-from kvfolio.plan.memory import BLOCK_TOKENS_ALLOWED, CacheOptions, bytes_per_token, plan_cache
-from kvfolio.spec.families import spec_from_config
+from kvfolio.planner.memory import BLOCK_TOKENS_ALLOWED, CacheOptions, bytes_per_token, plan_cache
 from kvfolio.spec.formats import FORMATS, find_cache_format
-from kvfolio.spec.layers import FullAttention, LayerKind, SlidingWindow
+from kvfolio.spec.layers import FullAttention, PagedLayer, SlidingWindow
 from kvfolio.spec.layout import CacheLayout
-from kvfolio.spec.model import LayerGroup, ModelSpec, Network
+from kvfolio.spec.model import LayerGroup, Network, RunnableSpec
+from kvfolio.spec.runnable import runnable_from_config
 
 CONFIG: dict[str, object] = {
     "model_type": "qwen3",
@@ -30,9 +30,9 @@ CONFIG: dict[str, object] = {
 QWEN3_32B = {"hidden_size": 5120, "num_attention_heads": 64, "num_hidden_layers": 64}
 
 
-def spec_of_layers(*layers: LayerKind, max_context: int = 4096) -> ModelSpec:
+def spec_of_layers(*layers: PagedLayer, max_context: int = 4096) -> RunnableSpec:
     network = Network(64, 4, 128, 100, 1e-5, "silu", 1.0)
-    return ModelSpec("test", "llama", "LlamaForCausalLM", layers, max_context, "bf16", network, num_params=1000)
+    return runnable(layers, network, max_context=max_context, dtype="bf16")
 
 
 # ---- bytes of a token -----------------------------------------------------------------------------------------------
@@ -45,7 +45,7 @@ def test_a_head_width_that_the_config_states_is_priced(
     changes: dict[str, object], num_bytes: int, the_bug: int
 ) -> None:
     # SZ-01: hidden / heads would be 80. The planner's pools agree with the count to the byte.
-    spec = spec_from_config(CONFIG | changes, "test")
+    spec = runnable_from_config(CONFIG | changes, "test")
     assert bytes_per_token(spec, find_cache_format("bf16")) == num_bytes != the_bug
     layout = plan_cache(spec, "bf16", CacheOptions(kv_memory=1 << 30))
     assert (layout.bytes_per_token, layout.row_bytes) == (num_bytes, 16 * num_bytes)
@@ -69,7 +69,7 @@ def test_a_long_sequence_is_priced_by_the_windows_that_are_switched_on(
     changes: dict[str, object], num_full: int, num_windowed: int
 ) -> None:
     # SZ-05, at 16,384 tokens: a windowed layer holds 4,096 of them.
-    spec = spec_from_config(CONFIG | changes, "test")
+    spec = runnable_from_config(CONFIG | changes, "test")
     layout = plan_cache(spec, "bf16", CacheOptions(kv_memory=8 << 30))
     of_a_layer = 2 * 8 * 128 * 2
     assert layout.bytes_held(16384) == of_a_layer * (num_full * 16384 + num_windowed * 4096)
@@ -91,8 +91,8 @@ def test_one_layer_of_eight_heads_of_128_takes_its_bytes_with_the_scales(name: s
 
 
 @st.composite
-def specs(draw: st.DrawFn) -> ModelSpec:
-    def kind() -> LayerKind:
+def specs(draw: st.DrawFn) -> RunnableSpec:
+    def kind() -> PagedLayer:
         heads, k_width, v_width = draw(st.integers(1, 4)), draw(st.integers(1, 40)), draw(st.integers(1, 40))
         if draw(st.booleans()):
             return SlidingWindow(heads, k_width, v_width, draw(st.integers(1, 3000)))
@@ -104,7 +104,7 @@ def specs(draw: st.DrawFn) -> ModelSpec:
 
 
 @st.composite
-def planned(draw: st.DrawFn) -> tuple[ModelSpec, str, CacheOptions]:
+def planned(draw: st.DrawFn) -> tuple[RunnableSpec, str, CacheOptions]:
     """A model, its compute dtype and options; three budgets of four are large enough for a block."""
     spec = draw(specs())
     dtype = draw(st.sampled_from(["f32", "bf16", "f16"]))
@@ -121,7 +121,7 @@ def planned(draw: st.DrawFn) -> tuple[ModelSpec, str, CacheOptions]:
     return spec, dtype, options
 
 
-def plan_or_none(spec: ModelSpec, dtype: str, options: CacheOptions) -> CacheLayout | None:
+def plan_or_none(spec: RunnableSpec, dtype: str, options: CacheOptions) -> CacheLayout | None:
     try:
         return plan_cache(spec, dtype, options)
     except BudgetError:
@@ -130,7 +130,7 @@ def plan_or_none(spec: ModelSpec, dtype: str, options: CacheOptions) -> CacheLay
 
 @settings(max_examples=400, deadline=None)
 @given(given_=planned())
-def test_a_plan_never_takes_more_than_the_memory_given(given_: tuple[ModelSpec, str, CacheOptions]) -> None:
+def test_a_plan_never_takes_more_than_the_memory_given(given_: tuple[RunnableSpec, str, CacheOptions]) -> None:
     spec, dtype, options = given_
     layout = plan_or_none(spec, dtype, options)
     if layout is None:
@@ -160,7 +160,7 @@ def test_a_plan_never_takes_more_than_the_memory_given(given_: tuple[ModelSpec, 
 @settings(max_examples=200, deadline=None)
 @given(given_=planned())
 def test_the_memory_that_a_refusal_asks_for_is_the_least_that_works(
-    given_: tuple[ModelSpec, str, CacheOptions],
+    given_: tuple[RunnableSpec, str, CacheOptions],
 ) -> None:
     spec, dtype, options = given_
     options = CacheOptions(1, options.block_tokens, options.kv_format, options.max_running, options.split)
@@ -268,7 +268,7 @@ def test_the_longest_sequence_is_the_last_that_fits(
     fmt=st.sampled_from(["auto", "int8"]),
 )
 def test_the_kv_memory_that_is_called_enough_is_enough(
-    spec: ModelSpec, tokens: int, block_tokens: int, fmt: str
+    spec: RunnableSpec, tokens: int, block_tokens: int, fmt: str
 ) -> None:
     small = plan_cache(spec, "bf16", CacheOptions(kv_memory=1 << 40, block_tokens=block_tokens, kv_format=fmt))
     enough = small.kv_memory_for(tokens)

@@ -7,15 +7,15 @@ Formulas: docs/arithmetic.md.
 from dataclasses import dataclass
 
 from kvfolio.spec.formats import CacheFormat, find_format
-from kvfolio.spec.model import LayerGroup, ModelSpec
+from kvfolio.spec.model import LayerGroup, RunnableSpec
 
 
-def tokens_read(spec: ModelSpec, layer: int, position: int) -> int:
+def tokens_read(spec: RunnableSpec, layer: int, position: int) -> int:
     """Tokens that a query at ``position`` reads in ``layer``, its own included."""
     return position + 1 - spec.layers[layer].first_token_needed(position)
 
 
-def attention_flops(spec: ModelSpec, position: int) -> int:
+def attention_flops(spec: RunnableSpec, position: int) -> int:
     """FLOPs of q·k and p·v of one token at ``position``, all layers: 2 (k_width + v_width) a head and token read."""
     heads = spec.network.num_q_heads
     return sum(
@@ -24,7 +24,7 @@ def attention_flops(spec: ModelSpec, position: int) -> int:
     )
 
 
-def weight_flops(spec: ModelSpec) -> int:
+def weight_flops(spec: RunnableSpec) -> int:
     """FLOPs of the weight products of one token, 2 a weight; an embedding table that is only looked up counts none."""
     network = spec.network
     looked_up = 0 if network.tie_embeddings else network.vocab_size * network.hidden_size
@@ -49,7 +49,7 @@ class DecodeFlops:
         return (self.prefill + self.decode_without_cache) / (self.prefill + self.decode_with_cache)
 
 
-def decode_flops(spec: ModelSpec, prompt_tokens: int, num_tokens: int) -> DecodeFlops:
+def decode_flops(spec: RunnableSpec, prompt_tokens: int, num_tokens: int) -> DecodeFlops:
     """Counted FLOPs: with a cache each decoded token costs one pass, without it a pass over all tokens before it.
 
     The output product is counted for every token, as 2N a token has it; the engine leaves it out where it samples none.
@@ -73,12 +73,12 @@ def textbook_flops(num_params: int, prompt_tokens: int, num_tokens: int) -> tupl
     return with_cache, with_cache * (prompt_tokens + num_tokens / 2)
 
 
-def weight_bytes(spec: ModelSpec, dtype: str) -> int:
+def weight_bytes(spec: RunnableSpec, dtype: str) -> int:
     """Bytes of the weights held in ``dtype``."""
     return spec.num_params * find_format(dtype).value_bytes
 
 
-def weight_bytes_read(spec: ModelSpec, dtype: str) -> int:
+def weight_bytes_read(spec: RunnableSpec, dtype: str) -> int:
     """Bytes of weights that one step reads: all but an embedding table that is only looked up."""
     return weight_flops(spec) // 2 * find_format(dtype).value_bytes
 

@@ -3,9 +3,9 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import EXACT, Shape, shapes, spec_of
+from small import EXACT, Shape, runnable, shapes, spec_of
 
-from kvfolio.plan.compute import (
+from kvfolio.planner.compute import (
     attention_flops,
     cache_bytes_read,
     decode_flops,
@@ -17,19 +17,19 @@ from kvfolio.plan.compute import (
 )
 from kvfolio.spec.formats import BF16, INT8, CacheFormat
 from kvfolio.spec.layers import FullAttention, SlidingWindow
-from kvfolio.spec.model import ModelSpec, Network
+from kvfolio.spec.model import Network, RunnableSpec
 
 NETWORK = Network(8, 4, 16, 50, 1e-5, "silu", 1.0)
 
 
-def model(*, tied: bool = False, num_params: int = 1000) -> ModelSpec:
+def model(*, tied: bool = False, num_params: int = 1000) -> RunnableSpec:
     """Keys of 6, values of 10; two full layers and one of window 3."""
     network = Network(8, 4, 16, 50, 1e-5, "silu", 1.0, tie_embeddings=tied)
     layers = (FullAttention(2, 6, 10), SlidingWindow(2, 6, 10, 3), FullAttention(2, 6, 10))
-    return ModelSpec("test", "llama", "LlamaForCausalLM", layers, 64, "bf16", network, num_params)
+    return runnable(layers, network, max_context=64, dtype="bf16", num_params=num_params)
 
 
-def counted_attention(spec: ModelSpec, position: int) -> int:
+def counted_attention(spec: RunnableSpec, position: int) -> int:
     """FLOPs of one query, a multiplication and an addition at a time."""
     flops = 0
     for kind in spec.layers:
