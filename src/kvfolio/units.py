@@ -45,7 +45,44 @@ def parse_bytes(text: str | int) -> int:
         raise OptionError(
             f"unknown unit {unit!r} in {text!r}; known: B, KB, MB, GB, TB, KiB, MiB, GiB, TiB, K, M, G, T"
         )
-    return int(float(number) * factor) if "." in number else int(number) * factor
+    whole, _, part = number.partition(".")
+    return int(whole + part) * factor // 10 ** len(part)  # exact: 16.06GB is no float
+
+
+_TOKENS = re.compile(r"\s*([0-9]{1,13})\s*([kKmM]?)\s*")
+
+
+def parse_tokens(text: str | int) -> int:
+    """Tokens meant by ``4096``, ``"32k"`` or ``"1M"``: k and M are 1,024 and 1,048,576, as context lengths are named.
+
+    Raises OptionError for a negative number or anything that is not a count.
+    """
+    if isinstance(text, int):
+        if not 0 <= text < 10**13:
+            raise OptionError(f"{text} is no number of tokens; give 0 to 10,000,000,000,000")
+        return text
+    match = _TOKENS.fullmatch(text)
+    if match is None:
+        raise OptionError(f"{text!r} is no number of tokens; write a whole number such as 4096, 32k or 1M")
+    return int(match[1]) * {"": 1, "k": 1024, "m": 1024**2}[match[2].lower()]
+
+
+def format_tokens(count: int) -> str:
+    """A number of tokens as people name it: ``4K``, ``128K``, ``1M``, or the plain number where that is not exact."""
+    for factor, letter in ((1024**2, "M"), (1024, "K")):
+        if count and count % factor == 0:
+            return f"{count // factor}{letter}"
+    return f"{count:,}"
+
+
+def format_decimal_bytes(num_bytes: int) -> str:
+    """``num_bytes`` in the largest decimal unit that keeps it at 1 or more, as vendors write: ``80.0 GB``."""
+    value = float(num_bytes)
+    for unit in ("B", "KB", "MB", "GB"):
+        if abs(value) < 1000:
+            return f"{int(value)} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
 
 
 def format_bytes(num_bytes: int) -> str:

@@ -1,0 +1,106 @@
+"""How long one decode step and one prompt take at best: the roofline of a device.
+
+Knows nothing of kernels, overheads or networks between devices: it is the limit a measurement is held against.
+Source: Williams, Waterman, Patterson (2009); for decoding, Pope et al. (arXiv 2211.05102), section 2.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvfolio.planner.parallel import DeviceShare
+from kvfolio.planner.sizes import bytes_read_at
+from kvfolio.spec.formats import CacheFormat
+from kvfolio.spec.layers import LatentAttention, LayerKind
+from kvfolio.spec.model import ModelSpec, WeightCount
+
+_POINTS = 256  # of the trapezoid rule over a prompt; exact for full attention
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """What one device can do. Null where it is not known."""
+
+    bandwidth_bytes_per_s: float
+    flops_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """One decode step of ``users`` sequences."""
+
+    time_s: float
+    tokens_per_s_per_user: float
+    tokens_per_s_total: float
+    limit: Literal["memory", "compute"]
+    weights_bytes_read: int
+    cache_bytes_read: int
+    flops: int
+
+
+def step_time(share: DeviceShare, fmt: CacheFormat, context: int, users: int, speeds: Speeds) -> StepTime:
+    """The step of one device's share; bytes and FLOPs are those of that device.
+
+    Bytes: the weights once (of routed experts, those that the tokens reach), and each sequence's cache. FLOPs: 2 for
+    each active weight, and attention. The slower of bytes over bandwidth and FLOPs over peak counts. With pipeline
+    stages, the users are split into as many groups, and a token passes all stages, one after the other.
+    """
+    spec, together = share.spec, -(-users // share.pipeline)
+    weights = round(share.weights_bytes * experts_read_share(spec.weights, together))
+    cache = together * bytes_read_at(spec, context, fmt)
+    attention = sum(count * kind.attention_flops_at(context, spec.num_q_heads) for kind, count in spec.kinds())
+    flops = together * (round(2 * spec.weights.num_active_params * share.weights_share) + attention)
+    memory_s = (weights + cache) / speeds.bandwidth_bytes_per_s
+    compute_s = flops / speeds.flops_per_s if speeds.flops_per_s else 0.0
+    time_s = max(memory_s, compute_s) * share.pipeline
+    return StepTime(
+        time_s=time_s,
+        tokens_per_s_per_user=1 / time_s,
+        tokens_per_s_total=users / time_s,
+        limit="memory" if memory_s >= compute_s else "compute",
+        weights_bytes_read=weights,
+        cache_bytes_read=cache,
+        flops=flops,
+    )
+
+
+def experts_read_share(weights: WeightCount, users: int) -> float:
+    """The share of all weights that a step of ``users`` tokens reads, experts being chosen evenly and independently.
+
+    An expert is left alone by all tokens with probability (1 - chosen / experts) ^ users.
+    """
+    if not weights.num_experts or not weights.expert_params:
+        return 1.0
+    untouched = (1 - weights.experts_per_token / weights.num_experts) ** users
+    return 1.0 - untouched * weights.expert_params / weights.num_params
+
+
+def prefill_flops(spec: ModelSpec, num_tokens: int) -> int:
+    """FLOPs of a prompt's pass: 2 for each active weight and token, and attention over the tokens before each."""
+    points = [num_tokens * index // _POINTS for index in range(_POINTS + 1)] if num_tokens > _POINTS else None
+    attention = 0.0
+    for kind, count in spec.kinds():
+        if points is None:
+            total: float = sum(_prefill_attention(kind, n, spec.num_q_heads) for n in range(1, num_tokens + 1))
+        else:
+            at = [_prefill_attention(kind, n, spec.num_q_heads) for n in points]
+            total = sum((points[i + 1] - points[i]) * (at[i] + at[i + 1]) / 2 for i in range(_POINTS))
+        attention += count * total
+    return 2 * spec.weights.num_active_params * num_tokens + round(attention)
+
+
+def _prefill_attention(kind: LayerKind, num_tokens: int, num_q_heads: int) -> int:
+    """FLOPs of one query of a prompt; a latent layer expands its heads there, cheaper than the absorbed form."""
+    if isinstance(kind, LatentAttention):
+        read = num_tokens if kind.top_k is None else min(num_tokens, kind.top_k)
+        return 2 * num_q_heads * (kind.expanded_k_width + kind.expanded_v_width) * read
+    return kind.attention_flops_at(num_tokens, num_q_heads)
+
+
+def prefill_time(share: DeviceShare, num_tokens: int, speeds: Speeds) -> float | None:
+    """Seconds until a prompt of ``num_tokens`` has its first token, at best; None where no rate is known."""
+    if not speeds.flops_per_s:
+        return None
+    weights = 2 * share.spec.weights.num_active_params * num_tokens
+    flops = prefill_flops(share.spec, num_tokens) - weights + round(weights * share.weights_share)
+    slower = max(flops / speeds.flops_per_s, share.weights_bytes / speeds.bandwidth_bytes_per_s)
+    return slower * share.pipeline
