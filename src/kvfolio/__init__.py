@@ -20,6 +20,7 @@ from kvfolio.spec.source import read_model
 if TYPE_CHECKING:
     from kvfolio.engine.llm import LLM
     from kvfolio.engine.params import SamplingParams
+    from kvfolio.planner.ask import fleet, plan
 
 __all__ = [
     "LLM",
@@ -32,6 +33,8 @@ __all__ = [
     "SamplingParams",
     "SpecError",
     "UnknownModelError",
+    "fleet",
+    "plan",
     "read_model",
 ]
 
@@ -39,7 +42,11 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """LLM and SamplingParams on first use: they need torch, which takes seconds to import."""
+    """On first use: LLM and SamplingParams need torch, which takes seconds to import; the planner takes a moment."""
+    if name in ("plan", "fleet"):
+        from kvfolio.planner import ask
+
+        return getattr(ask, name)
     if name == "LLM":
         from kvfolio.engine.llm import LLM
 

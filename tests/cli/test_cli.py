@@ -6,33 +6,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-
-from kvfolio.cli import main
 
 if TYPE_CHECKING:
     from tiny import TinyModel
 
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs the command line in this process: (exit status, standard output, standard error)."""
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["kvfolio", *map(str, words)])
-        status: Any = 0
-        try:
-            main()
-        except SystemExit as leaving:
-            status = leaving.code or 0
-        out, err = capsys.readouterr()
-        return int(status), out, err
-
-    return run
+Run = Callable[..., tuple[int, str, str]]  # the fixture cli of conftest.py
 
 
 @pytest.fixture
@@ -245,9 +226,9 @@ def test_logprobs_asked_for_in_a_line_are_in_the_answer(cli: Run, folder: Path, 
 def test_a_chat_cannot_be_raw_or_json(cli: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     for option in ("--raw", "--json"):
-        status, _, err = cli("run", folder, option)
-        assert (status, err.count("\n")) == (2, 1)
-        assert option in err
+        status, out, err = cli("run", folder, option)
+        assert (status, (out + err).count("\n")) == (2, 1)
+        assert option in out + err  # asked for JSON, the refusal is JSON, too
 
 
 def test_a_full_disk_behind_the_output_is_one_line(folder: Path) -> None:

@@ -1,18 +1,24 @@
 """The verbs, one a file: parse, call, print. Everything they do is in the Python API.
 
-Knows nothing of how a model is run. Every error of kvfolio is one line on standard error and exit status 2.
+Knows nothing of how a model is run. Every error is one line on standard error and exit status 2; with --json it is an
+object on standard output.
 """
 
 import io
+import json
 import logging
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from kvfolio import __version__
 from kvfolio.cli.compare import compare
+from kvfolio.cli.devices import devices
+from kvfolio.cli.fleet import fleet
+from kvfolio.cli.models import models
+from kvfolio.cli.plan import plan
 from kvfolio.cli.run import run
 from kvfolio.errors import KvfolioError
 
@@ -21,13 +27,14 @@ from kvfolio.errors import KvfolioError
 SPIN_COUNT = "5000"
 
 app = typer.Typer(
-    help="Run language models on a KV cache that is planned, and accounted for, to the byte.",
+    help="Plan the KV cache of any language model to the byte, and run models on one that keeps to its plan.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(run)
-app.command()(compare)
+for verb in (plan, fleet, models, devices, run, compare):
+    app.command()(verb)
+_WrongUsage = typer.BadParameter.__mro__[1]  # click's UsageError, which typer carries under a private name
 
 
 @app.callback(invoke_without_command=True)
@@ -48,15 +55,28 @@ def main() -> None:
             stream.reconfigure(errors="replace")
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
     except KvfolioError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
+        _refuse(type(error).__name__, str(error))
+    except _WrongUsage as error:
+        if len(sys.argv) == 1:  # no verb: the help
+            error.show()  # type: ignore[attr-defined]
+            sys.exit(2)
+        _refuse("OptionError", f"{error.format_message()} (see: kvfolio {sys.argv[1]} --help)")  # type: ignore[attr-defined]
     except BrokenPipeError:  # whoever read our output has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except OSError as error:  # such as a full disk behind standard output
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
+        _refuse("OSError", str(error))
+    except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
+
+
+def _refuse(kind: str, message: str) -> NoReturn:
+    """Say what is wrong, in one line, and leave with status 2."""
+    message = " ".join(message.split())
+    if "--json" in sys.argv:
+        print(json.dumps({"error": {"kind": kind, "message": message}}, ensure_ascii=False))
+    else:
+        print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)
