@@ -74,7 +74,11 @@ FLOORS = {
 GROUND = frozenset({"errors", "units"})
 
 # Where one file of a room may take more, or must take less, than its room.
-MORE_PACKAGES = {"kvfolio.planner.figures": frozenset({"plotly"}), "kvfolio.sim.sweep": frozenset({"ray"})}
+MORE_PACKAGES = {
+    "kvfolio.planner.figures": frozenset({"plotly"}),
+    "kvfolio.sim.sweep": frozenset({"ray"}),
+    "kvfolio.spec.hub": frozenset({"huggingface_hub"}),
+}
 TORCH_FREE_FILES = frozenset({"kvfolio.store.disk"})
 
 TORCH_ROOMS = frozenset({"server", "engine", "store", "models", "kernels"})

@@ -56,7 +56,7 @@ def command_violations(words: list[str], verbs: Verbs, targets: set[str]) -> lis
 
 def known_verbs() -> Verbs:
     """Every verb of the CLI and its options."""
-    return verbs_of(importlib.import_module("kvfolio.cli").app)
+    return verbs_of(importlib.import_module("kvfolio.cli").make_app())
 
 
 def verbs_of(app: Any) -> Verbs:

@@ -32,8 +32,8 @@ def test_importing_kvfolio_does_not_load_torch() -> None:
 def test_asking_for_help_does_not_load_torch() -> None:
     code = """
 from typer.testing import CliRunner
-from kvfolio.cli import app
-assert CliRunner().invoke(app, ["--help"]).exit_code == 0
+from kvfolio.cli import make_app
+assert CliRunner().invoke(make_app(), ["--help"]).exit_code == 0
 """
     assert loaded_after(code) == set()
 

@@ -77,10 +77,10 @@ def test_the_help_is_printed_without_torch() -> None:
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from kvfolio.cli import app
+from kvfolio.cli import make_app
 
-for words in [[], *([verb] for verb in get_command(app).commands)]:
-    result = CliRunner().invoke(app, [*words, "--help"])
+for words in [[], *([verb] for verb in get_command(make_app()).commands)]:
+    result = CliRunner().invoke(make_app(), [*words, "--help"])
     print(result.output)
     assert result.exit_code == 0, (words, result.exception)
 """)

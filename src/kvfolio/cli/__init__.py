@@ -9,36 +9,65 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Callable, Sequence
 from typing import Annotated, NoReturn
 
 import typer
 
 from kvfolio import __version__
-from kvfolio.cli.compare import compare
-from kvfolio.cli.devices import devices
-from kvfolio.cli.fleet import fleet
-from kvfolio.cli.models import models
-from kvfolio.cli.plan import plan
-from kvfolio.cli.run import run
 from kvfolio.errors import KvfolioError
 
 # Turns that a thread of libgomp spins at a barrier before it sleeps. Its own default, hundreds of thousands, is a
 # little quicker on idle cores and many times slower where another process holds one of them: docs/lab.md.
 SPIN_COUNT = "5000"
 
-app = typer.Typer(
-    help="Plan the KV cache of any language model to the byte, and run models on one that keeps to its plan.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-for verb in (plan, fleet, models, devices, run, compare):
-    app.command()(verb)
+VERBS = ("plan", "fleet", "models", "devices", "run", "compare")
 _WrongUsage = typer.BadParameter.__mro__[1]  # click's UsageError, which typer carries under a private name
 
 
-@app.callback(invoke_without_command=True)
-def options(
+def make_app(words: Sequence[str] = ()) -> typer.Typer:
+    """The command line for ``words``: where they begin with a verb, only that verb's module is loaded."""
+    app = typer.Typer(
+        help="Plan the KV cache of any language model to the byte, and run models on one that keeps to its plan.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    app.callback(invoke_without_command=True)(_options)
+    for verb in VERBS if not words or words[0] not in VERBS else words[:1]:
+        app.command()(_load(verb))
+    return app
+
+
+def _load(verb: str) -> Callable[..., None]:
+    match verb:
+        case "plan":
+            from kvfolio.cli.plan import plan
+
+            return plan
+        case "fleet":
+            from kvfolio.cli.fleet import fleet
+
+            return fleet
+        case "models":
+            from kvfolio.cli.models import models
+
+            return models
+        case "devices":
+            from kvfolio.cli.devices import devices
+
+            return devices
+        case "run":
+            from kvfolio.cli.run import run
+
+            return run
+        case _:
+            from kvfolio.cli.compare import compare
+
+            return compare
+
+
+def _options(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     if version:
@@ -55,7 +84,7 @@ def main() -> None:
             stream.reconfigure(errors="replace")
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
     try:
-        sys.exit(app(standalone_mode=False))
+        sys.exit(make_app(sys.argv[1:])(standalone_mode=False))
     except KvfolioError as error:
         _refuse(type(error).__name__, str(error))
     except _WrongUsage as error:

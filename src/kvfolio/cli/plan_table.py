@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from kvfolio.planner.report import ContextReport, LayerReport, Plan
+from kvfolio.planner.report import LayerReport, LengthReport, Plan
 from kvfolio.planner.whatif import WhatIf
 from kvfolio.units import (
     format_bytes,
@@ -191,7 +191,7 @@ def _contexts_table(plan: Plan) -> Table:
     return table
 
 
-def _context_cells(row: ContextReport, does_not_fit: bool) -> Iterator[str]:
+def _context_cells(row: LengthReport, does_not_fit: bool) -> Iterator[str]:
     yield format_tokens(row.context) + (" *" if row.beyond_model else "")
     yield format_bytes(row.bytes)
     yield "does not fit" if does_not_fit else _count(row.users)

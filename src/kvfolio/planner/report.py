@@ -107,7 +107,7 @@ class FlopsReport:
 
 
 @dataclass(frozen=True, slots=True)
-class ContextReport:
+class LengthReport:
     """One row of the table of contexts."""
 
     context: int
@@ -136,7 +136,7 @@ class Plan:
     flops: FlopsReport
     break_even_context: int | None  # where the users' caches outweigh the weights
     largest_context: int | None  # that the users asked for can have; None: unbounded
-    contexts: tuple[ContextReport, ...]
+    contexts: tuple[LengthReport, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,9 +320,9 @@ def _flops_report(spec: ModelSpec, options: PlanOptions, context: int) -> FlopsR
     )
 
 
-def _context_report(scene: _Scene, context: int) -> ContextReport:
+def _context_report(scene: _Scene, context: int) -> LengthReport:
     users, limit = scene.users_at(context), scene.spec.max_context
-    return ContextReport(
+    return LengthReport(
         context=context,
         beyond_model=limit is not None and context > limit,
         bytes=sizes.bytes_at(scene.spec, context, scene.fmt),
