@@ -1,6 +1,7 @@
 """Reads one model description field by field: every value typed, bounded and named in the error.
 
-Knows nothing of what a field means; JSON configs and GGUF metadata are the same to it.
+Knows nothing of what a field means; JSON configs and GGUF metadata are the same to it. ``usual`` holds the values
+that a model's own class takes for absent fields, where such a class is known.
 """
 
 from collections.abc import Mapping
@@ -21,12 +22,18 @@ def show(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """A mapping read with checks. ``null`` counts as absent. What was assumed for an absent field is noted."""
+    """A mapping read with checks. ``null`` counts as absent. What was assumed for an absent field is noted.
+
+    A field that is not there at all, not even as null, takes its value in ``usual``, which is noted, too.
+    """
 
     values: Mapping[str, object]
     where: str  # what errors call the source: a file or a model
     prefix: str = ""  # stands before every name looked up, such as "llama."
     assumptions: list[str] = field(default_factory=list)
+    usual: Mapping[str, object] = field(default_factory=dict)
+    usual_of: str = ""  # whose values ``usual`` are: a model_type
+    asked: set[str] = field(default_factory=set)  # every name looked up so far
 
     def note(self, assumption: str) -> None:
         """Record what the description left open and how it was read."""
@@ -35,11 +42,28 @@ class Fields:
 
     def get(self, name: str) -> object:
         """The raw value, None when absent or null."""
+        self.asked.add(name)
         return self.values.get(self.prefix + name)
 
     def names(self, name: str) -> bool:
         """Whether the field stands in the description at all, null included."""
+        self.asked.add(name)
         return self.prefix + name in self.values
+
+    def silent(self, name: str) -> object:
+        """The raw value, or the class's where the field is absent; what is assumed is not noted."""
+        value = self.get(name)
+        return self.usual.get(name) if value is None and not self.names(name) else value
+
+    def stated_or_usual(self, name: str) -> object:
+        """The raw value, or the class's where the field is absent, which is noted."""
+        value = self.silent(name)
+        return value if value is None or self.names(name) else self._usual_noted(name, value)
+
+    def over(self, changes: Mapping[str, object]) -> "Fields":
+        """The same fields with some values replaced; notes and names asked for are shared."""
+        values = {**self.values, **changes}
+        return Fields(values, self.where, self.prefix, self.assumptions, self.usual, self.usual_of, self.asked)
 
     def child(self, name: str) -> "Fields | None":
         """The mapping under ``name``; None when absent, null or empty."""
@@ -55,8 +79,8 @@ class Fields:
     ) -> int:
         """The whole number under the first of ``names`` that is set.
 
-        Absent: ``default`` where absence has a meaning of its own, ``assume`` (noted) where it has not; with neither,
-        BrokenModelError.
+        Absent: the class's ``usual`` value; ``default`` where absence has a meaning of its own, ``assume`` (noted)
+        where it has not; with none of them, BrokenModelError.
         """
         name, value = self._first(names)
         if value is None:
@@ -78,7 +102,10 @@ class Fields:
         """True or false; ``default`` when absent."""
         value = self.get(name)
         if value is None:
-            return default
+            usual = None if self.names(name) else self.usual.get(name)
+            if usual is None or usual == default:
+                return default
+            value = self._usual_noted(name, usual)
         if not isinstance(value, bool):
             raise self.wrong(name, value, "true or false")
         return value
@@ -130,7 +157,16 @@ class Fields:
             value = self.get(name)
             if value is not None:
                 return name, value
+        if self.usual and not any(self.names(name) for name in names):
+            for name in names:
+                if name in self.usual:
+                    return name, self._usual_noted(name, self.usual[name])
         return names[0], None
+
+    def _usual_noted(self, name: str, value: object) -> object:
+        number = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else show(value)
+        self.note(f"{self.prefix}{name} is absent: {number} assumed, the default of model_type {self.usual_of}")
+        return value
 
     def _absent(self, name: str, default: float | None, assume: float | None) -> float:
         if default is not None:

@@ -82,6 +82,8 @@ TENSOR_TYPES = {
     34: TensorType("TQ1_0", 256, 54),
     35: TensorType("TQ2_0", 256, 66),
     39: TensorType("MXFP4", 32, 17),
+    40: TensorType("NVFP4", 64, 36),
+    41: TensorType("Q1_0", 128, 18),
 }
 
 
@@ -146,7 +148,20 @@ def read_header(path: Path) -> GgufHeader:
     Raises BrokenModelError for a file that is missing, cut, big-endian, of another version or one part of several.
     """
     _refuse_part(path)
-    return _with_file(path, lambda cursor: cursor.header())
+    return _with_file(path, lambda cursor: cursor.header(whole=True))
+
+
+def read_part(path: Path) -> GgufHeader:
+    """As ``read_header``, and one part of several is read as well: its own tensors, and in the first the metadata."""
+    return _with_file(path, lambda cursor: cursor.header(whole=False))
+
+
+def part_names(path: Path) -> tuple[str, ...]:
+    """The file names of all parts, in order, when the name of ``path`` says that it is one of several; else none."""
+    match = _PART.match(path.name)
+    if match is None or int(match["count"]) < 2:
+        return ()
+    return tuple(f"{match['stem']}-{n:05}-of-{match['count']}.gguf" for n in range(1, int(match["count"]) + 1))
 
 
 def check_complete(header: GgufHeader) -> None:
@@ -180,7 +195,7 @@ class _Cursor:
         self._size = len(data)
         self._at = 0
 
-    def header(self) -> GgufHeader:
+    def header(self, whole: bool) -> GgufHeader:
         magic = self._data[:4]
         if magic != _MAGIC:
             raise BrokenModelError(
@@ -199,7 +214,8 @@ class _Cursor:
                 self._fail(f"metadata key {key!r} stands there twice; convert the model again")
             metadata[key] = self._value(self._integer(_U32, f"metadata {key!r}"), f"metadata {key!r}")
         tensors = tuple(self._tensor(f"tensor {index + 1} of {num_tensors}") for index in range(num_tensors))
-        _refuse_split(self._path, metadata)
+        if whole:
+            _refuse_split(self._path, metadata)
         if len({tensor.name for tensor in tensors}) < num_tensors:
             self._fail("two tensors have the same name; convert the model again")
         alignment = metadata.get("general.alignment", 32)
@@ -348,10 +364,9 @@ def _with_file(path: Path, read: Callable[[_Cursor], Answer]) -> Answer:
 
 def _refuse_part(path: Path) -> None:
     """Raise BrokenModelError when the name says that ``path`` is one part of a split model."""
-    match = _PART.match(path.name)
-    if match is None or int(match["count"]) < 2:
+    names = part_names(path)
+    if not names:
         return
-    names = [f"{match['stem']}-{n:05}-of-{match['count']}.gguf" for n in range(1, int(match["count"]) + 1)]
     missing = [name for name in names if not (path.parent / name).is_file()]
     if missing:
         raise BrokenModelError(
@@ -360,7 +375,7 @@ def _refuse_part(path: Path) -> None:
         )
     raise BrokenModelError(
         f"{path} is one part of {len(names)}; split files must be merged first: "
-        f"llama-gguf-split --merge {names[0]} {match['stem']}.gguf"
+        f"llama-gguf-split --merge {names[0]} {names[0][: -len('-00001-of-00001.gguf')]}.gguf"
     )
 
 

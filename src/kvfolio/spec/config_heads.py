@@ -1,0 +1,161 @@
+"""Reads the geometry of one layer's attention: heads, widths of keys and values, latent vectors, index keys, windows.
+
+Knows nothing of which layer it is for: per-layer values are laid over the fields before they come here.
+"""
+
+from kvfolio.errors import BrokenModelError, UnknownModelError
+from kvfolio.spec.fields import Fields
+from kvfolio.spec.layer_words import WINDOW_NAMES
+from kvfolio.spec.layers import LatentAttention
+
+MAX_LAYERS = 10_000  # a bound for absurd files, far above any model
+MAX_HEADS = 2**20
+MAX_WIDTH = 2**24
+
+HIDDEN_NAMES = ("hidden_size", "n_embd", "d_model", "n_embed", "dim", "model_dim")
+_DECODER_LAYERS = ("decoder_layers", "num_decoder_layers", "decoder_num_hidden_layers")
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_transformer_layers")
+_DECODER_HEADS = ("decoder_attention_heads", "decoder_num_attention_heads", "num_decoder_attention_heads")
+_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads", "num_query_heads")
+# An encoder-decoder model has numbers for both; the decoder's own come first there.
+LAYER_NAMES, DECODER_LAYER_NAMES = (*_LAYERS, *_DECODER_LAYERS), (*_DECODER_LAYERS, *_LAYERS)
+HEAD_NAMES, DECODER_HEAD_NAMES = (*_HEADS, *_DECODER_HEADS), (*_DECODER_HEADS, *_HEADS)
+KV_HEAD_NAMES: tuple[str, ...] = (
+    "num_key_value_heads",
+    "n_kv_heads",
+    "num_kv_heads",
+    "num_attention_groups",
+    "n_head_kv",
+)
+WIDTH_NAMES = ("head_dim", "attention_head_dim", "kv_channels", "d_kv", "d_head", "head_size", "attention_head_size")
+# Values that may stand as a list with an entry for each layer.
+PER_LAYER_NAMES = ("num_attention_heads", "num_query_heads", "num_key_value_heads", "num_kv_heads", "head_dim")
+
+
+def hidden_size(fields: Fields) -> int:
+    """Width of a token between layers."""
+    return fields.integer(*HIDDEN_NAMES, high=MAX_WIDTH)
+
+
+def num_q_heads(fields: Fields) -> int:
+    """Query heads of one layer; in an encoder-decoder model those of the decoder."""
+    names = DECODER_HEAD_NAMES if is_encoder_decoder(fields) else HEAD_NAMES
+    return fields.integer(*names, high=MAX_HEADS)
+
+
+def is_encoder_decoder(fields: Fields) -> bool:
+    """Whether an encoder's tokens are read beside the text's."""
+    return fields.silent("is_encoder_decoder") is True
+
+
+def num_kv_heads(fields: Fields, q_heads: int) -> int:
+    """Heads of keys and values, in every spelling; without any, one for each query head."""
+    nested = fields.child("attn_config")
+    if nested is not None:  # DBRX and MPT
+        fewest = 1 if nested.get("attn_type") == "multiquery_attention" else q_heads
+        return nested.integer("kv_n_heads", default=fewest, high=MAX_HEADS)
+    if fields.flag("multi_query_attention", False):  # ChatGLM
+        return fields.integer("multi_query_group_num", high=MAX_HEADS)
+    if fields.get("n_head_kv") is not None and fields.get("multi_query") is None:
+        return fields.integer("n_head_kv", high=MAX_HEADS)
+    if fields.get("n_head_kv") is not None and fields.usual_of != "falcon":  # Falcon before transformers took it in
+        return fields.integer("n_head_kv", high=MAX_HEADS)
+    # Falcon: the new architecture has num_kv_heads; in the old one the flag decides and num_kv_heads is not read
+    if not fields.flag("new_decoder_architecture", False) and fields.flag("multi_query", False):
+        return 1
+    names = ("decoder_num_key_value_heads", *KV_HEAD_NAMES) if is_encoder_decoder(fields) else KV_HEAD_NAMES
+    if not any(fields.get(name) is not None or name in fields.usual for name in names):
+        if not fields.usual and not any(fields.names(name) for name in names):
+            fields.note(f"no number of key/value heads: one for each of the {q_heads} query heads assumed")
+        return q_heads
+    return fields.integer(*names, default=q_heads, high=MAX_HEADS)
+
+
+def key_width(fields: Fields) -> int:
+    """Numbers in one head's key: stated, the class's own, or the hidden size divided by the heads."""
+    for name in WIDTH_NAMES:
+        if fields.get(name) is not None:
+            return fields.integer(name, high=MAX_WIDTH)
+    if not any(fields.names(name) for name in WIDTH_NAMES):
+        for name in WIDTH_NAMES:
+            if name in fields.usual:
+                return fields.integer(name, high=MAX_WIDTH)
+    heads, hidden = num_q_heads(fields), hidden_size(fields)
+    if fields.usual_of in ("zamba", "zamba2"):  # its attention reads the token and the embedding side by side
+        hidden = fields.integer("attention_hidden_size", default=2 * hidden, high=MAX_WIDTH)
+    if hidden % heads:
+        raise BrokenModelError(
+            f"{fields.where}: a hidden size of {hidden} does not divide into {heads} heads; "
+            "state head_dim or correct one of the two"
+        )
+    return hidden // heads
+
+
+def value_width(fields: Fields, k_width: int) -> int:
+    """Numbers in one head's value: as the key's, unless the config states another width."""
+    return fields.integer("v_head_dim", default=k_width, low=0, high=MAX_WIDTH) or k_width
+
+
+def window(fields: Fields) -> int:
+    """Tokens of the window; several spellings, of which the largest that is set counts."""
+    if fields.get("sliding_window") is None and fields.silent("local_attention") is not None:  # both sides of a token
+        return max(1, fields.integer("local_attention") // 2)
+    value = fields.get("interleaved_sliding_window") or fields.get("sliding_window")
+    if isinstance(value, list):
+        sizes = {item for item in value if item}
+        if len(sizes) != 1 or not all(type(item) is int and item > 0 for item in sizes):
+            raise UnknownModelError(
+                f"{fields.where}: windows {sorted(map(str, sizes))}; known: one size for all layers"
+            )
+        return int(sizes.pop())
+    return fields.integer(*WINDOW_NAMES)
+
+
+def has_latent(fields: Fields) -> bool:
+    """Whether keys and values are projections of one latent vector (MLA); null and use_mla false switch it off."""
+    if not fields.flag("use_mla", True):
+        return False
+    return fields.silent("kv_lora_rank") not in (None, 0)
+
+
+def latent(fields: Fields, has_index: bool) -> LatentAttention:
+    """A latent layer; ``has_index``: whether it keeps index keys of its own, where the model has any."""
+    rope_width = fields.integer("qk_rope_head_dim", low=0, high=MAX_WIDTH)
+    heads = num_q_heads(fields)
+    usual_width = fields.integer(*HIDDEN_NAMES, high=MAX_WIDTH) // heads
+    plain_width = fields.integer("qk_nope_head_dim", default=usual_width, low=0, high=MAX_WIDTH)
+    v_width = fields.integer("v_head_dim", default=usual_width, high=MAX_WIDTH)
+    index_width, top_k = index_key(fields)
+    return LatentAttention(
+        rank=fields.integer("kv_lora_rank", high=MAX_WIDTH),
+        rope_width=rope_width,
+        num_heads=heads,
+        expanded_k_width=plain_width + rope_width,
+        expanded_v_width=v_width,
+        index_width=index_width if has_index else 0,
+        top_k=top_k,
+    )
+
+
+def index_key(fields: Fields) -> tuple[int, int | None]:
+    """(numbers of one token's index key, tokens it chooses); (0, None) without an index (DeepSeek sparse attention)."""
+    if fields.silent("index_topk") is None:
+        return 0, None
+    if fields.integer("index_kpool", default=1) > 1:
+        raise UnknownModelError(f"{fields.where}: index_kpool is above 1: index keys of several tokens are not known")
+    return fields.integer("index_head_dim", high=MAX_WIDTH), fields.integer("index_topk")
+
+
+def index_owners(fields: Fields, num_layers: int) -> list[bool]:
+    """Which layers compute index keys; the others reuse the choice of the last that does (GLM-5.2)."""
+    types = fields.texts("indexer_types")
+    pattern = fields.get("index_topk_pattern")
+    if types is None and isinstance(pattern, str | list):
+        types = tuple({"F": "full", "S": "shared"}.get(item, str(item)) for item in pattern)
+    if types is not None:
+        if len(types) < num_layers or set(types) - {"full", "shared"}:
+            raise fields.wrong("indexer_types", types, f"full or shared for each of the {num_layers} layers")
+        return [word == "full" for word in types[:num_layers]]
+    every = fields.integer("index_topk_freq", default=1, low=0) or 1
+    offset = fields.integer("index_skip_topk_offset", default=2, low=0)
+    return [max(index - offset + 1, 0) % every == 0 for index in range(num_layers)]
