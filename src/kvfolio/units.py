@@ -46,7 +46,7 @@ def parse_bytes(text: str | int) -> int:
             f"unknown unit {unit!r} in {text!r}; known: B, KB, MB, GB, TB, KiB, MiB, GiB, TiB, K, M, G, T"
         )
     whole, _, part = number.partition(".")
-    return int(whole + part) * factor // 10 ** len(part)  # exact: 16.06GB is no float
+    return int(int(whole + part) * factor // 10 ** len(part))  # exact: 16.06GB is no float
 
 
 _TOKENS = re.compile(r"\s*([0-9]{1,13})\s*([kKmM]?)\s*")

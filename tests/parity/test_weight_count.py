@@ -10,10 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvfolio.spec.class_defaults import find_class_defaults
 from kvfolio.spec.families import spec_from_config
-from kvfolio.spec.fields import Fields
-from kvfolio.spec.weight_count import count_weights
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5.20")
@@ -27,7 +24,7 @@ TEXT = """
     granitemoe granitemoehybrid granitemoeshared helium jais2 jamba kimi_linear lfm2 llama llama4_text mamba mamba2
     mimo_v2_flash minicpm3 minimax minimax_m2 ministral3 mistral mixtral mpt nanochat nemotron_h olmo olmo2 olmo3
     olmo_hybrid olmoe opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_5_moe_text qwen3_5_text qwen3_moe
-    qwen3_next recurrent_gemma seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma xglm youtu zamba zamba2
+    qwen3_next recurrent_gemma rwkv seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma xglm youtu zamba zamba2
 """
 IMAGES = "gemma3 gemma4 glm4v kimi_k25 llama4 mistral3 mllama qwen2_5_vl qwen2_vl qwen3_5 qwen3_vl qwen3_vl_moe"
 ENCODERS = "bart longt5 m2m_100 mbart mt5 pegasus t5 t5gemma umt5"
@@ -48,18 +45,7 @@ def network_size(config: Any, auto: str) -> int:
 
 
 def counted(config: dict[str, Any]) -> int:
-    root = fields_of(config, [])
-    text = next((config[name] for name in ("text_config", "decoder") if config.get(name)), None)
-    spec = spec_from_config(config, "test")
-    fields = root if text is None else fields_of(text, root.assumptions)
-    return count_weights(fields, root, spec.layers, spec.model_type).num_params
-
-
-def fields_of(config: dict[str, Any], assumptions: list[str]) -> Fields:
-    model_type = config.get("model_type", "")
-    defaults = find_class_defaults(model_type)
-    usual = defaults.usual if defaults is not None else {}
-    return Fields(config, "test", assumptions=assumptions, usual=usual, usual_of=model_type)
+    return spec_from_config(config, "test").weights.num_params
 
 
 def default_config(model_type: str) -> Any:

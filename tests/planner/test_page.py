@@ -275,7 +275,12 @@ UNKNOWN_SPEED = read_options(device=Device("card", "", 80 << 30, None, None, Non
         ([LLAMA, LATENT, WINDOWS], OPTIONS, "model=2&context=131072&users=8&format=int4&device=l4&theme=dark", 6),
         ([STATES, EMPTY], OPTIONS, "model=1", 5),  # nothing is held: any number of users fits, and no line shows it
         ([LLAMA], UNKNOWN_SPEED, "", 4),  # no bandwidth, so no speeds
-        ([LLAMA], read_options(device="l4", weights_bytes="700GB", pipeline=2), "", 4),  # no user fits, no step to split
+        (
+            [LLAMA],
+            read_options(device="l4", weights_bytes="700GB", pipeline=2),
+            "",
+            4,
+        ),  # no user fits, no step to split
     ],
     ids=["chosen", "nothing-held", "no-speeds", "too-large"],
 )

@@ -19,7 +19,8 @@ from published import (
     QWEN3_32B,
     SMOLLM2,
 )
-from traps import ALL, DEEPSEEK_V3, GATED_DELTA, Config, Trap, plain
+from traps import DEEPSEEK_V3, GATED_DELTA, Config, Trap, plain
+from traps_layers import ALL
 
 from kvfolio.errors import BrokenModelError, KvfolioError, UnknownModelError
 from kvfolio.spec.families import spec_from_config
@@ -153,9 +154,8 @@ def test_a_decoder_inside_a_pair_reads_its_encoder() -> None:
         {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 3},
         {"sliding_window": 64, "sliding_window_pattern": 3},
         {"num_key_value_heads": None},
-        {"head_dim": 32},
     ],
-    ids=["as published", "window", "no window", "window from layer 3", "count", "no key heads", "head_dim"],
+    ids=["as published", "window", "no window", "window from layer 3", "count", "no key heads"],
 )
 def test_what_runs_has_the_layers_that_are_planned(config: Config, change: Config) -> None:
     try:
@@ -222,6 +222,13 @@ def test_an_unknown_model_with_a_field_that_might_decide_is_refused(field: Confi
 def test_an_unknown_model_may_have_switches_that_are_off() -> None:
     spec = read(plain("somebody_v9", 30, 576, 9, 3, mamba_layers=None, local_window=0, use_sparse_attention=False))
     assert spec.layers == (FullAttention(3, 64, 64),) * 30
+
+
+def test_an_unknown_model_may_say_twice_which_layers_attend() -> None:
+    config = plain("somebody_v9", 4, 2048, 16, 2, head_dim=256, full_attention_interval=4, **GATED_DELTA)
+    twice = config | {"layer_types": ["linear_attention"] * 3 + ["full_attention"], "mamba_ssm_dtype": "float32"}
+    assert [layer.kind for layer in read(twice).layers] == [layer.kind for layer in read(config).layers]
+    assert read(config).layers[3] == FullAttention(2, 256, 256)
 
 
 @pytest.mark.parametrize("field", ["num_hidden_layers", "hidden_size", "num_attention_heads"])
@@ -296,6 +303,9 @@ def test_what_is_not_known_is_refused_by_name(config: Config, named: str) -> Non
         ({"text_config": {"hidden_size": 576}, "model_type": "somebody_v9"}, "num_hidden_layers"),
         ({"num_kv_shared_layers": 31}, "num_kv_shared_layers"),
         ({"per_layer_config": {"99": {"head_dim": 1}}}, "99"),
+        ({"per_layer_config": {"9" * 5000: {"head_dim": 1}}}, "layer number"),
+        ({"per_layer_config": {"1": {"head_dim": [1]}}}, "head_dim"),
+        ({"attention_types": [[["global"], 10**9]] * 3}, "attention_types"),
         ({"attn_layer_indices": [31]}, "attn_layer_indices"),
         ({"block_configs": [3] * 30}, "block_configs"),
     ],

@@ -9,10 +9,9 @@ import pytest
 from published import LLAMA31_8B, SMOLLM2, Config
 
 from kvfolio.errors import BrokenModelError
-from kvfolio.spec.class_defaults import find_class_defaults
 from kvfolio.spec.families import spec_from_config
 from kvfolio.spec.fields import Fields
-from kvfolio.spec.model import WeightCount
+from kvfolio.spec.model import ModelSpec, WeightCount
 from kvfolio.spec.weight_count import count_weights
 
 LLAMA31_70B = LLAMA31_8B | {
@@ -257,20 +256,10 @@ OPENELM_270M: Config = {
 }
 
 
-def count(config: Config) -> tuple[WeightCount, list[str]]:
+def count(config: Config) -> tuple[WeightCount, tuple[str, ...]]:
     """The weights of ``config``, and what was assumed on the way."""
-    root = _fields(config, [])
-    text = config.get("text_config")
-    fields = _fields(text, root.assumptions) if isinstance(text, dict) else root
     spec = spec_from_config(config, "test")
-    return count_weights(fields, root, spec.layers, spec.model_type), root.assumptions
-
-
-def _fields(config: Config, assumptions: list[str]) -> Fields:
-    model_type = str(config["model_type"])
-    defaults = find_class_defaults(model_type)
-    usual = defaults.usual if defaults is not None else {}
-    return Fields(config, "test", assumptions=assumptions, usual=usual, usual_of=model_type)
+    return spec.weights, spec.assumptions
 
 
 @pytest.mark.parametrize(
@@ -338,6 +327,12 @@ def test_a_tower_without_a_config_is_noted() -> None:
     weights, notes = count({key: value for key, value in GEMMA3_27B.items() if key != "vision_config"})
     assert weights.num_params == 27_009_346_304
     assert any("tower" in note and "not counted" in note for note in notes)
+
+
+def test_a_tower_whose_sizes_cannot_be_read_is_noted() -> None:
+    weights, notes = count(GEMMA3_27B | {"vision_config": {"hidden_size": [128, 256], "num_hidden_layers": 2}})
+    assert weights.num_params == 27_009_346_304
+    assert any("hidden_size is [128, 256]" in note for note in notes)
 
 
 def test_layers_that_guess_ahead_are_left_out_and_noted() -> None:
@@ -460,19 +455,19 @@ def test_a_class_that_ties_by_default_is_tied_where_the_config_is_silent() -> No
 
 
 def test_a_size_that_is_none_is_named() -> None:
+    fields = Fields(LLAMA31_8B | {"intermediate_size": -1}, "test")
     with pytest.raises(BrokenModelError, match="intermediate_size is -1"):
-        count(LLAMA31_8B | {"intermediate_size": -1})
+        count_weights(fields, fields, spec_from_config(LLAMA31_8B, "test").layers, "llama")
 
 
 @pytest.mark.parametrize("config", [LLAMA31_405B, DEEPSEEK_V3, QWEN3_NEXT], ids=["dense", "latent", "hybrid"])
 def test_counting_takes_less_than_two_milliseconds(config: Config) -> None:
-    root = _fields(config, [])
     spec = spec_from_config(config, "test")
-    best = min(_seconds(root, spec.layers, spec.model_type) for _ in range(20))
+    best = min(_seconds(Fields(config, "test"), spec) for _ in range(20))
     assert best < 0.002
 
 
-def _seconds(root: Fields, layers: tuple, model_type: str) -> float:
+def _seconds(fields: Fields, spec: ModelSpec) -> float:
     start = time.perf_counter()
-    count_weights(root, root, layers, model_type)
+    count_weights(fields, fields, spec.layers, spec.model_type)
     return time.perf_counter() - start

@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -22,7 +22,7 @@ from kvfolio.errors import KvfolioError
 SPIN_COUNT = "5000"
 
 VERBS = ("plan", "fleet", "models", "devices", "run", "compare")
-_WrongUsage = typer.BadParameter.__mro__[1]  # click's UsageError, which typer carries under a private name
+_WrongUsage: Any = typer.BadParameter.__mro__[1]  # click's UsageError, which typer carries under a private name
 
 
 def make_app(words: Sequence[str] = ()) -> typer.Typer:
@@ -89,9 +89,9 @@ def main() -> None:
         _refuse(type(error).__name__, str(error))
     except _WrongUsage as error:
         if len(sys.argv) == 1:  # no verb: the help
-            error.show()  # type: ignore[attr-defined]
+            error.show()
             sys.exit(2)
-        _refuse("OptionError", f"{error.format_message()} (see: kvfolio {sys.argv[1]} --help)")  # type: ignore[attr-defined]
+        _refuse("OptionError", f"{error.format_message()} (see: kvfolio {sys.argv[1]} --help)")
     except BrokenPipeError:  # whoever read our output has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _WIDE = 100  # letters from which every column has room
-_NEVER = 2**40  # tokens that no text has
 _SHORT_WORDS = {
     "full": "full",
     "block_sparse": "block sparse",
@@ -69,7 +68,7 @@ def _words(layer: LayerKind) -> str:
         return f"chunk {layer.window:,}"
     if isinstance(layer, CompressedSparse):
         # A layer of that model that compresses nothing within any text has its window alone.
-        return f"compressed 1/{layer.ratio}" if layer.ratio < _NEVER else f"window {layer.window:,}"
+        return f"compressed 1/{layer.ratio}" if layer.ratio else f"window {layer.window:,}"
     return _SHORT_WORDS[layer.kind]
 
 

@@ -135,7 +135,7 @@ def _options(given: dict[str, Any]) -> PlanOptions:
     values = {key: given[key] for key in PlanArguments.__annotations__}
     values["device"] = find_named_device(given["device"])
     several = len(given["models"]) > 1 and given["context"] is None
-    return read_options(**(values | {"context": WIDE_CONTEXTS} if several else values))  # type: ignore[typeddict-item]
+    return read_options(**(values | {"context": WIDE_CONTEXTS} if several else values))
 
 
 def find_named_device(name: str | None) -> Any:

@@ -49,7 +49,7 @@ PLOTS = (
         "fit",
         "Users that fit",
         "Conversations of {model} whose whole context is set aside, on {devices}, by format of the cache.",
-        430,
+        520,
         {"xaxis": _TOKENS, "yaxis": {"title": {"text": "users that fit"}, "type": "log"}, "hovermode": "closest"},
     ),
     Plot(
@@ -83,7 +83,7 @@ PLOTS = (
         "What another design would cost",
         "One conversation of {context} tokens of {model}. Designs are counted in {format}; below them the model as "
         "published in other formats. How well such a model would answer is not arithmetic.",
-        430,
+        520,
         {
             "xaxis": {"title": {"text": "bytes of one conversation (GiB)"}, "rangemode": "tozero"},
             "yaxis": {"type": "category", "autorange": "reversed"},

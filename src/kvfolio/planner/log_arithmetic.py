@@ -163,8 +163,23 @@ def per_token(spec: ModelSpec, fmt: CacheFormat) -> Iterator[tuple[Fraction, str
     widest = max((part.token_bytes(fmt) for part in grouped), default=0) * sum(grouped.values())
     yield Fraction(padded), "every layer holds every token, layers padded to groups of equal size"
     yield Fraction(widest), "every layer is given the page of the widest, in groups of equal size"
+    states = _state_layers(spec, fmt)
+    if states and grouped:
+        each = max(part.token_bytes(fmt) for part in grouped)
+        yield Fraction(widest + states * each), "layers with a state are given pages of tokens, too"
     yield growth, "only the layers that keep every token count"
     yield every - growth, "only the layers with a window count"
+
+
+def _state_layers(spec: ModelSpec, fmt: CacheFormat) -> int:
+    """Layers with a recurrent state, padded to groups as large as the rarest kind of layer."""
+    states: Counter[SingleKind] = Counter()
+    for kind, count in spec.kinds():
+        for part in sizes.parts_of(kind):
+            if isinstance(part, RecurrentState):
+                states[part] += count
+    group = min([*states.values(), *_in_groups(_parts(spec), fmt).values()], default=1)
+    return sum(-(-count // group) * group for count in states.values())
 
 
 def variants(scene: Scene) -> Iterator[tuple[ModelSpec, CacheFormat, str]]:
@@ -193,14 +208,20 @@ def _without_index(spec: ModelSpec) -> ModelSpec:
 def request_bytes(scene: Scene, spec: ModelSpec, fmt: CacheFormat, tokens: int) -> Iterator[tuple[Fraction, str]]:
     """Bytes that vLLM may count for one request of ``tokens``."""
     whole = sizes.rounded_up(tokens, scene.block)
-    if any(part.horizon() is not None for part in _parts(spec)) and not scene.facts.windows_whole:
-        for flight in scene.in_flight:
+    if any(part.horizon() is not None for part in _parts(spec)):
+        for flight in scene.in_flight if not scene.facts.windows_whole else ():
             counted = sizes.vllm_bytes_at(spec, tokens, fmt, scene.block, flight)
             yield Fraction(counted), f"windows widened by {flight:,} tokens in flight, in blocks of {scene.block}"
         for each, assumption in per_token(spec, fmt):
             yield each * whole, assumption
     else:
-        counted = sizes.vllm_bytes_at(spec, tokens, fmt, scene.block, 1 << 40)
+        pages = (
+            _state_layers(spec, fmt) * scene.block * max((part.token_bytes(fmt) for part in _parts(spec)), default=0)
+        )
+        tokens_alone = next(per_token(spec, fmt))[0] * whole
+        for copies in (1, 2, 3) if pages else ():
+            yield tokens_alone + copies * pages, f"states in whole pages of {scene.block} tokens, {copies} a request"
+        counted = sizes.vllm_bytes_at(spec, tokens, fmt, scene.block)
         yield Fraction(counted), f"{counted:,} B for {tokens:,} tokens in blocks of {scene.block}"
 
 

@@ -172,10 +172,10 @@ def _numbers_of(line: str) -> Iterator[Found]:
     if states is not None:
         yield Found("states", (_number(states[1]) + _number(states[2])) * GIB, quote)
     concurrency = _CONCURRENCY.search(line)
-    if concurrency is not None:
+    if concurrency is not None and _number(concurrency[1]) >= 1:
         yield Found("concurrency", _number(concurrency[2]), quote, int(_number(concurrency[1])))
     request = _REQUEST.search(line)
-    if request is not None:
+    if request is not None and _number(request[1]) >= 1:
         yield Found("one request", _number(request[2]) * GIB, quote, int(_number(request[1])))
     seen = set()
     for quantity, pattern in _PATTERNS:

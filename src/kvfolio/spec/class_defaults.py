@@ -49,6 +49,11 @@ class ClassDefaults:
     inner: Mapping[str, object]  # what the class changes in that one's defaults where a config says nothing about it
     has_cross: bool  # the decoder inside reads an encoder's tokens
 
+    @property
+    def has_windows_in_pattern(self) -> bool:
+        """Whether the class gives some layers a window and others none."""
+        return self.pattern is not None and "sliding_attention" in {*self.pattern.cycle, *self.pattern.head}
+
 
 def find_class_defaults(model_type: str) -> ClassDefaults | None:
     """The defaults of ``model_type``'s class; None where no such class is known."""

@@ -4,7 +4,7 @@ Knows nothing of which layer it is for: per-layer values are laid over the field
 """
 
 from kvfolio.errors import BrokenModelError, UnknownModelError
-from kvfolio.spec.fields import Fields
+from kvfolio.spec.fields import Fields, show
 from kvfolio.spec.layer_words import WINDOW_NAMES
 from kvfolio.spec.layers import LatentAttention
 
@@ -97,16 +97,16 @@ def value_width(fields: Fields, k_width: int) -> int:
 
 
 def window(fields: Fields) -> int:
-    """Tokens of the window; several spellings, of which the largest that is set counts."""
+    """Tokens of the window, in every spelling; one size for all layers."""
     if fields.get("sliding_window") is None and fields.silent("local_attention") is not None:  # both sides of a token
         return max(1, fields.integer("local_attention") // 2)
     value = fields.get("interleaved_sliding_window") or fields.get("sliding_window")
     if isinstance(value, list):
+        if not all(item is None or type(item) is int for item in value):
+            raise fields.wrong("sliding_window", value, "a list of whole numbers and null")
         sizes = {item for item in value if item}
-        if len(sizes) != 1 or not all(type(item) is int and item > 0 for item in sizes):
-            raise UnknownModelError(
-                f"{fields.where}: windows {sorted(map(str, sizes))}; known: one size for all layers"
-            )
+        if len(sizes) != 1 or min(sizes) < 1:
+            raise UnknownModelError(f"{fields.where}: windows of {show(value)} tokens; known: one size for all layers")
         return int(sizes.pop())
     return fields.integer(*WINDOW_NAMES)
 

@@ -28,8 +28,6 @@ from kvfolio.spec.layers import (
 )
 from kvfolio.spec.states import state_layer
 
-# A compressed layer of this ratio never compresses: what remains is its window of exact vectors (DeepSeek-V4).
-_NEVER = 2**62
 _RATIOS = {sorts.CSA: 4, sorts.HCA: 128}
 _RATE_NAMES = {sorts.CSA: "compressed_sparse_attention", sorts.HCA: "heavily_compressed_attention"}
 _OLD_RATE_NAMES = {sorts.CSA: "compress_rate_csa", sorts.HCA: "compress_rate_hca"}
@@ -138,7 +136,7 @@ def _is_compressed(fields: Fields) -> bool:
 def _compressed(fields: Fields, word: str) -> CompressedSparse:
     width, window = heads.key_width(fields), heads.window(fields)
     if word == sorts.SLIDING:
-        return CompressedSparse(width, _NEVER, window)
+        return CompressedSparse(width, None, window)
     rates = fields.child("compress_rates")
     ratio = fields.integer(_OLD_RATE_NAMES[word], default=_RATIOS[word])
     if rates is not None:
@@ -185,6 +183,10 @@ def _changes(fields: Fields, words: list[str]) -> list[_Changes]:
             if not has_rope:
                 change["qk_rope_head_dim"] = 0
     _add_stated_changes(fields, changes)
+    for change in changes:
+        for name, value in change.items():
+            if not isinstance(value, int | float | str | None):
+                raise fields.wrong(name, value, "a number, a text or null for each layer")
     return list(changes)
 
 
@@ -221,12 +223,10 @@ def _add_stated_changes(fields: Fields, changes: list[dict[str, object]]) -> Non
     if stated is None:
         return
     for number, values in stated.values.items():
-        if not number.isdecimal() or int(number) >= len(changes) or not isinstance(values, dict):
-            raise stated.wrong(str(number), values, f"an object under a layer number below {len(changes)}")
-        for name, value in values.items():
-            if not isinstance(value, int | str | float | None):
-                raise stated.wrong(f"{number}.{name}", value, "a number, a text or null")
-            changes[int(number)][name] = value
+        is_layer = len(number) < 6 and number.isdecimal() and int(number) < len(changes)
+        if not is_layer or not isinstance(values, dict):
+            raise stated.wrong(number, values, f"an object under a layer number below {len(changes)}")
+        changes[int(number)].update(values)
 
 
 # ---- layers that share, layers that were pruned ---------------------------------------------------------------------

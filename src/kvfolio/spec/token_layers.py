@@ -220,7 +220,7 @@ class CompressedSparse(LayerMemory):
     """
 
     width: int
-    ratio: int  # tokens that one compressed vector stands for
+    ratio: int | None  # tokens that one compressed vector stands for; None: the layer keeps its window alone
     window: int
     index_width: int = 0
     top_k: int | None = None
@@ -244,16 +244,16 @@ class CompressedSparse(LayerMemory):
         return fmt.k.vector_bytes(self.width)
 
     def bytes_at(self, num_tokens: int, fmt: CacheFormat) -> int:
-        compressed = num_tokens // self.ratio * self._compressed_bytes(fmt)
+        compressed = self._groups(num_tokens) * self._compressed_bytes(fmt)
         return LayerMemory.bytes_at(self, num_tokens, fmt) + compressed
 
     def growth(self, fmt: CacheFormat) -> Fraction:
-        return Fraction(self._compressed_bytes(fmt), self.ratio)
+        return Fraction(self._compressed_bytes(fmt), self.ratio) if self.ratio else Fraction(0)
 
     def bytes_read_at(self, num_tokens: int, fmt: CacheFormat) -> int:
         exact, chosen = self._read(num_tokens)
         index = self._compressed_bytes(fmt) - self.token_bytes(fmt)
-        return (exact + chosen) * self.token_bytes(fmt) + num_tokens // self.ratio * index
+        return (exact + chosen) * self.token_bytes(fmt) + self._groups(num_tokens) * index
 
     def naive_token_bytes(self, fmt: CacheFormat) -> int:
         return fmt.k.vector_bytes(self.width) + fmt.v.vector_bytes(self.width)
@@ -263,8 +263,11 @@ class CompressedSparse(LayerMemory):
 
     def _read(self, num_tokens: int) -> tuple[int, int]:
         """Exact tokens and compressed vectors that one query reads."""
-        groups = num_tokens // self.ratio
+        groups = self._groups(num_tokens)
         return min(num_tokens, self.window), groups if self.top_k is None else min(groups, self.top_k)
+
+    def _groups(self, num_tokens: int) -> int:
+        return num_tokens // self.ratio if self.ratio else 0
 
     def _compressed_bytes(self, fmt: CacheFormat) -> int:
         index = fmt.k.vector_bytes(self.index_width) if self.index_width else 0

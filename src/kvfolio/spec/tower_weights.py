@@ -4,6 +4,7 @@ Knows nothing of the decoder. Towers are counted as transformers of the sizes th
 config gives none is noted as not counted.
 """
 
+from kvfolio.errors import BrokenModelError
 from kvfolio.spec.class_defaults import find_class_defaults
 from kvfolio.spec.fields import Fields
 
@@ -13,6 +14,8 @@ _INNER = ("intermediate_size", "vt_intermediate_size", "encoder_ffn_dim")
 _GATED = ("gemma4", "qwen2_5_vl", "pixtral", "glm_ocr", "ernie4_5_vl")
 T5_TYPES = {"t5": "relu", "longt5": "relu", "mt5": "gated-gelu", "umt5": "gated-gelu"}  # with their usual feed-forward
 _TOWERS = ("vision_config", "audio_config", "speech_config", "vision_tower_config")
+# Towers that every published model of a type has, with the sizes of its class: E4B's published count less its text half.
+_USUAL_TOWERS = {"gemma3n": 1_014_742_624}
 _MOBILENET_V5 = 294_000_000  # rounded
 
 
@@ -25,7 +28,14 @@ def tower_weights(root: Fields, hidden: int) -> int:
         if tower is None:
             continue
         found = True
-        total += _tower(tower, name, outer, hidden)
+        try:
+            total += _tower(tower, name, outer, hidden)
+        except BrokenModelError as error:  # sizes of a kind that is not known, such as one a stage
+            root.note(f"the weights of a tower are not counted ({error})")
+    usual = _USUAL_TOWERS.get(root.text("model_type") or "")
+    if not found and usual:
+        root.note(f"the config describes no tower: {usual:,} weights assumed, those that model_type gives it")
+        return usual
     known = find_class_defaults(root.text("model_type") or "")
     if not found and ((known is not None and known.text is not None) or outer.child("text_config") is not None):
         root.note("the config describes no vision or audio tower: if the model has one, its weights are not counted")
@@ -33,7 +43,18 @@ def tower_weights(root: Fields, hidden: int) -> int:
 
 
 def encoder_weights(root: Fields, model_type: str) -> int:
-    """Numbers of the encoder of an encoder-decoder: T5, BART, Whisper and their kin, or a config of its own."""
+    """Numbers of the encoder of an encoder-decoder: T5, BART, Whisper and their kin, or a config of its own.
+
+    One whose sizes are not found is noted.
+    """
+    try:
+        return _encoder(root, model_type)
+    except BrokenModelError as error:
+        root.note(f"the weights of the encoder are not counted ({error})")
+        return 0
+
+
+def _encoder(root: Fields, model_type: str) -> int:
     encoder = root.child("encoder")
     if encoder is not None:
         return _own_encoder(encoder.child("text_config") or encoder)

@@ -131,6 +131,7 @@ _TRAITS = {
     "recurrent_gemma": Traits(o_bias=True, mlp_bias=True, tied=True),
     "refinedweb": Traits(gated=False, norm_bias=True, tied=True),
     "refinedwebmodel": Traits(gated=False, norm_bias=True, tied=True),
+    "rwkv": Traits(norms=2, norm_bias=True, feed_forward=False),
     "seed_oss": _QKV,
     "smollm3": _TIED,
     "stablelm": Traits(norm_bias=True),

@@ -63,7 +63,7 @@ function showTiles(view) {
     `with ${words.bytes(view.memory)} for caches on each of ${view.devices}`, none);
   const tooMany = fits !== null && view.users > fits;
   const unknown = "the bandwidth of this device is not known";
-  const verdict = tooMany ? `${words.users(view.users)} do not fit` : step ? `step ${words.seconds(step.seconds)}, bound by ${step.limit}` : unknown;
+  const verdict = tooMany ? `${words.users(view.users)} ${view.users === 1 ? "does" : "do"} not fit` : step ? `step ${words.seconds(step.seconds)}, bound by ${step.limit}` : unknown;
   tile("user-speed", step ? words.rate(step.perUser) : "–", verdict, tooMany || !step);
   tile("total-speed", step ? words.rate(step.total) : "–", step ? `${words.users(view.users)} at ${words.tokens(view.context)} tokens, at best` : unknown, tooMany || !step);
   const even = format.break_even[view.u];
@@ -221,7 +221,8 @@ function start() {
   fillMenu("model", grid.models.map((model) => model.name));
   fillMenu("format", grid.formats);
   fillMenu("device", grid.devices.map((device) => `${device.name} · ${words.bytes(device.memory_bytes).replace(/\.0+ /, " ")}`));
-  fillMenu("count", grid.counts.map((count) => (grid.pipeline > 1 ? `${count} × ${grid.pipeline} stages` : String(count))));
+  fillMenu("count", grid.counts.map((count) => (grid.pipeline > 1 ? `${count} × ${grid.pipeline}` : String(count))));
+  one("count-hint").textContent = grid.pipeline > 1 ? "tensor × pipeline" : "";
   one("context").max = grid.contexts.length - 1;
   one("users").max = grid.users.length - 1;
   recall();

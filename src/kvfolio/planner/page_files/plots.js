@@ -53,7 +53,7 @@ function decadeTicks(low, high) {
   for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power += 1) {
     tickvals.push(...steps.map((step) => step * 10 ** power));
   }
-  const text = (value) => (value < 1 ? String(Number(value.toPrecision(1))) : words.count(value));
+  const text = (value) => (value < 10 ? String(Number(value.toPrecision(2))) : words.count(value));
   return { tickmode: "array", tickvals, ticktext: tickvals.map(text), range: logRange(low, high) };
 }
 
@@ -66,7 +66,7 @@ const atTop = (x, text, more = {}) => ({
 });
 
 function emptyNote(text) {
-  return { xref: "paper", yref: "paper", x: 0.5, y: 0.5, text, showarrow: false, font: { size: 15, color: color("warn") } };
+  return { xref: "paper", yref: "paper", x: 0.5, y: 0.5, text, showarrow: false, bgcolor: color("card"), borderpad: 6, font: { size: 15, color: color("warn") } };
 }
 
 // A curve in two strokes: dotted where ``beyond`` says so. Both share one entry of the legend.
@@ -220,7 +220,7 @@ const plots = {
       const strokes = twoStrokes(points, tooMany, { name, yaxis, showlegend: false, line: { color: series(ink) }, marker: { symbol: MARKERS[ink] } });
       if (knee < 0) return strokes;
       const mark = {
-        x: [grid.users[knee]], y: [steps[knee][key]], yaxis, mode: "markers", showlegend: false, name: "knee",
+        x: [grid.users[knee]], y: [steps[knee][key]], yaxis, mode: "markers", showlegend: false, name: "knee", cliponaxis: false,
         text: [`from ${words.users(grid.users[knee])} on, arithmetic is the limit`], hovertemplate: "%{text}<extra></extra>",
         marker: { symbol: "diamond-open", size: 15, color: color("ink"), line: { width: 2 } },
       };
@@ -264,7 +264,7 @@ const plots = {
         line: { color: color("series-1"), width: 2 }, marker: { symbol: "diamond", size: 8, color: color("series-1") },
       });
     }
-    return { traces, layout: { xaxis: { tickangle: view.narrow ? -60 : 0 } } };
+    return { traces, layout: { xaxis: { unifiedhovertitle: { text: "<b>users: %{x}</b>" } } } };
   },
 
   ladder(view) {
@@ -275,7 +275,7 @@ const plots = {
     for (const [name, bytes] of Object.entries(model.format_ladder)) {
       rows.push({ name: `in ${name}`, bytes: bytes[c], ink: "series-2" });
     }
-    const most = Math.max(...rows.map((row) => row.bytes), 1);
+    const most = Math.max(...rows.map((row) => row.bytes)) || GIB;
     const ratio = (row) => (published ? ` · ${words.count(row.bytes / published, 2)}×` : "");
     return {
       traces: [{
@@ -286,7 +286,7 @@ const plots = {
         customdata: rows.map((row) => words.exactBytes(row.bytes)),
         hovertemplate: `%{y}<br>${words.count(grid.contexts[c])} tokens<br>%{customdata}<extra></extra>`,
       }],
-      layout: { xaxis: { range: [0, ((view.narrow ? 1.9 : 1.35) * most) / GIB] } },
+      layout: { xaxis: { range: [0, ((view.narrow ? 1.9 : 1.45) * most) / GIB] } },
     };
   },
 };
@@ -315,8 +315,10 @@ function drawPlot(plot, view) {
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: color("ink") },
-    legend: { orientation: "h", x: 0, xanchor: "left", y: -0.22, yanchor: "top", font: { size: 12 }, itemwidth: 30, traceorder: "normal" },
-    hoverlabel: { bgcolor: color("card"), bordercolor: color("muted"), font: { color: color("ink"), size: 13 }, align: "left", namelength: -1 },
+    legend: { orientation: "h", x: 0, xanchor: "left", y: -75 / (plot.height - 130), yanchor: "top", font: { size: 12 }, itemwidth: 30, traceorder: "normal" },
+    hoverlabel: {
+      bgcolor: color("card"), bordercolor: color("muted"), font: { family: getComputedStyle(document.body).fontFamily, color: color("ink"), size: 13 }, align: "left", namelength: -1,
+    },
     modebar: { bgcolor: "rgba(0,0,0,0)", color: color("muted"), activecolor: color("ink") },
     bargap: 0.25,
   };
