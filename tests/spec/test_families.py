@@ -178,6 +178,15 @@ def test_an_absent_field_takes_the_default_of_its_class_and_says_so() -> None:
     assert "sliding_window is absent: 4,096 assumed, the default of model_type mistral" in spec.assumptions
 
 
+def test_a_model_without_a_type_is_known_by_its_architecture() -> None:
+    nameless = {name: value for name, value in plain("mistral", 32, 4096, 32).items() if name != "model_type"}
+    spec = read(nameless | {"architectures": ["MistralForCausalLM"]})
+    assert spec.model_type == "mistral" and spec.layers[0].num_kv_heads == 8
+    assert "model_type is absent: mistral taken from architectures" in spec.assumptions
+    by_fields = read(nameless | {"architectures": ["SomebodyForCausalLM"]})
+    assert by_fields.model_type == "unknown" and by_fields.layers[0].num_kv_heads == 32
+
+
 def test_null_is_not_absent() -> None:
     spec = read(plain("mistral", 32, 4096, 32, sliding_window=None) | {"num_key_value_heads": None})
     assert spec.layers[0] == FullAttention(32, 128, 128)

@@ -40,17 +40,19 @@ _NOT_THE_MODEL = ("auto_map", "dtype", "torch_dtype", "_attn_implementation", "t
 def measure_cache(config: Mapping[str, object], num_tokens: int) -> MeasuredCache:
     """Measure the cache that transformers' own class leaves after one forward of ``num_tokens`` tokens, batch 1.
 
-    The model is made in bf16. Raises UnknownModelError where transformers has no class for ``config``, or none whose
-    forward runs without values; OptionError for less than one token.
+    The model is made in the dtype that ``config`` names, bf16 where it names none. Raises UnknownModelError where
+    transformers has no class for ``config``, or none whose forward runs without values; OptionError for less than one
+    token.
     """
     if num_tokens < 1:
         raise OptionError(f"num_tokens is {num_tokens}; at least 1 token must pass")
     whole = load_config(config)
+    dtype = _dtype(config)
     failures = []
     for model_class, model_config in _candidates(whole):
         for attention in ("sdpa", "eager"):
             try:
-                return _measure(model_class, model_config, attention, num_tokens)
+                return _measure(_build(model_class, model_config, attention, dtype), attention, num_tokens)
             except Exception as error:  # whatever a foreign model raises, the next way may work
                 failures.append(f"{model_class.__name__}/{attention}: {type(error).__name__}: {_first_line(error)}")
     known = [failure for failure in failures if _NO_SDPA not in failure] or failures
@@ -110,6 +112,15 @@ def _without_marks(value: Any) -> Any:
     return [_without_marks(item) for item in value] if isinstance(value, list) else value
 
 
+def _dtype(config: Mapping[str, object]) -> torch.dtype:
+    text = config.get("text_config")
+    for part in (config, text if isinstance(text, Mapping) else {}):
+        name = part.get("dtype", part.get("torch_dtype"))
+        if name in ("float32", "float16", "bfloat16"):
+            return getattr(torch, str(name))  # type: ignore[no-any-return]
+    return torch.bfloat16
+
+
 def _as_list(value: object) -> list[object]:
     return value if isinstance(value, list) else []
 
@@ -149,15 +160,14 @@ def _classes(mappings: tuple[Any, ...], config: Any) -> Iterator[tuple[Any, Any]
             yield model_class, text if alone else config
 
 
-def _measure(model_class: Any, config: Any, attention: str, num_tokens: int) -> MeasuredCache:
-    model = _build(model_class, config, attention)
+def _measure(model: Any, attention: str, num_tokens: int) -> MeasuredCache:
     before = _module_tensors(model)
     with torch.no_grad(), torch.device("meta"), NoValues(), _quiet():
         inputs = _inputs(model, num_tokens)
         outputs = model(**inputs, use_cache=True, return_dict=True)
         cache = next((outputs[name] for name in _CACHE_NAMES if outputs.get(name) is not None), None)
         if cache is None and "cache" in inspect.signature(model.forward).parameters:  # it returns none of its own
-            cache = transformers.DynamicCache(config=config)
+            cache = transformers.DynamicCache(config=model.config)
             model(**inputs, use_cache=True, cache=cache)
     places = _Places()
     if "cross_attention_states" in inputs:
@@ -168,7 +178,7 @@ def _measure(model_class: Any, config: Any, attention: str, num_tokens: int) -> 
         if tensor is not before.get((index, kind, name)):
             places.add_values(index, kind, tensor, name)
     return MeasuredCache(
-        class_name=model_class.__name__,
+        class_name=type(model).__name__,
         attention=attention,
         transformers_version=transformers.__version__,
         num_tokens=num_tokens,
@@ -177,12 +187,12 @@ def _measure(model_class: Any, config: Any, attention: str, num_tokens: int) -> 
     )
 
 
-def _build(model_class: Any, config: Any, attention: str) -> Any:
+def _build(model_class: Any, config: Any, attention: str, dtype: torch.dtype) -> Any:
     config = copy.deepcopy(config)
     with torch.device("meta"), NoValues(), _quiet():
         build = getattr(model_class, "_from_config", None) or model_class
         # Experts one by one: none is chosen, so none is run.
-        model = build(config, attn_implementation=attention, experts_implementation="eager", dtype=torch.bfloat16)
+        model = build(config, attn_implementation=attention, experts_implementation="eager", dtype=dtype)
     return model.eval()
 
 
@@ -207,7 +217,7 @@ def _inputs(model: Any, num_tokens: int) -> dict[str, torch.Tensor]:
         return {**_encoder_input(model, accepted), "decoder_input_ids": ids}
     inputs = {"input_ids": ids}
     if "cross_attention_states" in accepted:  # an image, as Llama 3.2 Vision sees it
-        inputs["cross_attention_states"] = torch.zeros(1, ENCODER_TOKENS, config.hidden_size, dtype=torch.bfloat16)
+        inputs["cross_attention_states"] = torch.zeros(1, ENCODER_TOKENS, config.hidden_size, dtype=model.dtype)
     return inputs
 
 
@@ -219,11 +229,11 @@ def _encoder_input(model: Any, accepted: Mapping[str, object]) -> dict[str, torc
         names = ("num_mel_bins", "input_feat_per_channel")
         bins = next((getattr(part, name) for part in parts for name in names if hasattr(part, name)), 80)
         shape = (1, bins, frames) if "whisper" in config.model_type else (1, frames, bins)
-        return {"input_features": torch.zeros(shape, dtype=torch.bfloat16)}
+        return {"input_features": torch.zeros(shape, dtype=model.dtype)}
     if "pixel_values" in accepted and "input_ids" not in accepted:
         size = getattr(getattr(config, "encoder", config), "image_size", 224)
         height, width = size if isinstance(size, list | tuple) else (size, size)
-        return {"pixel_values": torch.zeros(1, 3, height, width, dtype=torch.bfloat16)}
+        return {"pixel_values": torch.zeros(1, 3, height, width, dtype=model.dtype)}
     return {"input_ids": torch.zeros(1, ENCODER_TOKENS, dtype=torch.long)}
 
 

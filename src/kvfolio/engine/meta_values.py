@@ -67,7 +67,7 @@ def _split(tensor: torch.Tensor, sizes: Any, dim: int = 0, **_: Any) -> Any:
     """Sizes that were counted from values add up to nothing: the first part takes what is left."""
     if not _on_meta(tensor) or not isinstance(sizes, list | tuple) or any(sizes):
         return NotImplemented
-    return tensor.split([tensor.shape[dim], *sizes[1:]], dim)
+    return torch.split(tensor, [tensor.shape[dim], *sizes[1:]], dim)
 
 
 def _listed(tensor: torch.Tensor) -> Any:

@@ -20,7 +20,6 @@ from kvfolio.spec.layers import (
     LayerMemory,
     NoCache,
     RecurrentState,
-    SharedCache,
 )
 from kvfolio.spec.model import ModelSpec
 
@@ -28,7 +27,7 @@ from kvfolio.spec.model import ModelSpec
 _LOOPS = ("mamba", "rg_lru", "rwkv")
 _LOOP_TOKENS = 64
 # Classes that store keys and values once for every query head, repeated from the heads that the weights have.
-_EXPANDING = ("falcon", "RefinedWeb", "RefinedWebModel")
+_EXPANDING = ("falcon",)
 # Classes that keep every token of a layer whose queries read a window only.
 _KEEPING = ("gpt_neo",)
 # Classes that put tokens of their own in front of the text.
@@ -210,10 +209,6 @@ class _Check:
             ways.append(("the latent is stored expanded, as keys and values of every head", expanded))
         if all(_is_one_vector(part) for part in parts):
             ways.append(("the vector that is key and value at once is stored twice", 2 * less_one))
-        sources = [part.source for part in parts if isinstance(part, SharedCache)]
-        if sources:
-            own = sum(source.bytes_at(self._num_tokens, _FMT) for source in sources)
-            ways.append(("transformers gives a layer that shares its cache one of its own", own))
         return ways
 
     def _has_passed(self, part: LayerMemory) -> bool:

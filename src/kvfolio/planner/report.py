@@ -166,7 +166,7 @@ class _Scene:
 def make_plan(spec: ModelSpec, options: PlanOptions) -> Plan:
     """The plan of ``spec`` under ``options``. Never negative, never NaN: what does not fit is 0 and ``short_bytes``."""
     notes = [*spec.assumptions, *options.assumptions]
-    spec = _with_encoder(spec, options.encoder_tokens)
+    spec = with_encoder(spec, options.encoder_tokens)
     weights_bytes = published_weights_bytes(spec, options, notes)
     share = device_share(spec, weights_bytes, options.devices, options.pipeline)
     notes += share.notes
@@ -202,7 +202,7 @@ def _usual_contexts(max_context: int | None) -> tuple[int, ...]:
     return tuple(context for context in USUAL_CONTEXTS if context <= max_context) or (max_context,)
 
 
-def _with_encoder(spec: ModelSpec, encoder_tokens: int) -> ModelSpec:
+def with_encoder(spec: ModelSpec, encoder_tokens: int) -> ModelSpec:
     """``spec`` with the length of its encoder where the config leaves it to the input."""
     if not encoder_tokens:
         return spec

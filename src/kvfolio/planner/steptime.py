@@ -66,12 +66,15 @@ def step_time(share: DeviceShare, fmt: CacheFormat, context: int, users: int, sp
 def experts_read_share(weights: WeightCount, users: int) -> float:
     """The share of all weights that a step of ``users`` tokens reads, experts being chosen evenly and independently.
 
-    An expert is left alone by all tokens with probability (1 - chosen / experts) ^ users.
+    An expert is left alone by all tokens with probability (1 - chosen / experts) ^ users. Towers and encoders, which
+    no text token passes, are not read.
     """
-    if not weights.num_experts or not weights.expert_params:
-        return 1.0
-    untouched = (1 - weights.experts_per_token / weights.num_experts) ** users
-    return 1.0 - untouched * weights.expert_params / weights.num_params
+    if not weights.num_experts:
+        return min(1.0, weights.num_active_params / max(1, weights.num_params))
+    chosen = weights.experts_per_token / weights.num_experts
+    always = weights.num_active_params - weights.expert_params * chosen
+    touched = weights.expert_params * (1 - (1 - chosen) ** users)
+    return min(1.0, (always + touched) / weights.num_params)
 
 
 def prefill_flops(spec: ModelSpec, num_tokens: int) -> int:

@@ -5,7 +5,7 @@ transformers 5.24; published files keep only what differs from them.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -77,6 +77,11 @@ def find_class_defaults(model_type: str) -> ClassDefaults | None:
         inner=MappingProxyType(entry.get("inner", {})),
         has_cross="cross" in entry,
     )
+
+
+def class_names() -> Iterable[str]:
+    """Every model_type whose class is known."""
+    return _entries().keys()
 
 
 @cache

@@ -55,10 +55,16 @@ def layers_of(fields: Fields, model_type: str, defaults: ClassDefaults | None) -
             made[key] = _layer(fields.over(change) if change else fields, model_type, word, own_index)
         layers.append(made[key])
     layers = _shared(fields, words, layers)
-    if model_type.startswith("longcat_flash") and fields.get("num_hidden_layers") is None:  # two attentions a layer
+    if _is_longcat(fields, model_type) and fields.get("num_hidden_layers") is None:  # two attentions a layer
         layers = [layer for layer in layers for _ in range(2)]
     _note_encoder(fields, layers)
     return tuple(layers)
+
+
+def _is_longcat(fields: Fields, model_type: str) -> bool:
+    return model_type.lower().startswith("longcat") or "LongcatFlashForCausalLM" in (
+        fields.texts("architectures") or ()
+    )
 
 
 def _num_layers(fields: Fields) -> int:

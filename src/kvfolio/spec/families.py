@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from kvfolio.errors import BrokenModelError, SpecError, UnknownModelError
 from kvfolio.spec import config_heads as heads
-from kvfolio.spec.class_defaults import ClassDefaults, find_class_defaults
+from kvfolio.spec.class_defaults import ClassDefaults, class_names, find_class_defaults
 from kvfolio.spec.config_layers import layers_of
 from kvfolio.spec.fields import Fields, show
 from kvfolio.spec.known_types import ENCODERS, LOOPED, REMOTE
@@ -100,7 +100,7 @@ def _weights(fields: Fields, root: Fields, layers: tuple[LayerKind, ...], model_
 
 def _text_fields(root: Fields) -> tuple[Fields, str, ClassDefaults | None]:
     """The fields of the language model, its model_type and its class's defaults."""
-    outer = root.text("model_type")
+    outer = root.text("model_type") or _type_of_architecture(root)
     fields, stated, defaults = root, outer, find_class_defaults(outer or "")
     inner: Mapping[str, object] = {}
     has_cross = outer in _PAIRS or root.get("is_encoder_decoder") is True
@@ -124,6 +124,17 @@ def _text_fields(root: Fields) -> tuple[Fields, str, ClassDefaults | None]:
         values = {"add_cross_attention": True, **values}
     known_as = model_type if defaults is None or find_class_defaults(model_type) else defaults.text or model_type
     return Fields(values, fields.where, "", root.assumptions, usual, known_as), model_type, defaults
+
+
+def _type_of_architecture(root: Fields) -> str | None:
+    """The model_type that a config without one means, where its architecture is named after a known class."""
+    for word in root.texts("architectures") or ():
+        stem = word.partition("For")[0].removesuffix("LMHeadModel").lower()
+        model_type = next((name for name in class_names() if name.replace("_", "").replace("-", "") == stem), None)
+        if model_type is not None:
+            root.note(f"model_type is absent: {model_type} taken from architectures")
+            return model_type
+    return None
 
 
 def _note_unknown(root: Fields, model_type: str | None, defaults: ClassDefaults | None) -> None:

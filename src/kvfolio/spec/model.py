@@ -5,7 +5,7 @@ prices them, ``cache`` and ``store`` group their layers, ``models`` runs them.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvfolio.spec.formats import CacheFormat
 from kvfolio.spec.layers import LayerKind, PagedLayer
@@ -73,6 +73,10 @@ class ModelSpec:
     num_q_heads: int
     weights: WeightCount
     assumptions: tuple[str, ...]  # what the config left open and was assumed
+    _kinds: tuple[tuple[LayerKind, int], ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_kinds", tuple(Counter(self.layers).items()))  # counted once, asked for often
 
     @property
     def num_params(self) -> int:
@@ -80,7 +84,7 @@ class ModelSpec:
 
     def kinds(self) -> tuple[tuple[LayerKind, int], ...]:
         """Layers with equal kind and geometry, with their number, in order of first appearance."""
-        return tuple(Counter(self.layers).items())
+        return self._kinds
 
 
 @dataclass(frozen=True, slots=True)

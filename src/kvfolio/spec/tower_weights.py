@@ -14,7 +14,7 @@ _INNER = ("intermediate_size", "vt_intermediate_size", "encoder_ffn_dim")
 _GATED = ("gemma4", "qwen2_5_vl", "pixtral", "glm_ocr", "ernie4_5_vl")
 T5_TYPES = {"t5": "relu", "longt5": "relu", "mt5": "gated-gelu", "umt5": "gated-gelu"}  # with their usual feed-forward
 _TOWERS = ("vision_config", "audio_config", "speech_config", "vision_tower_config")
-# Towers that every published model of a type has, with the sizes of its class: E4B's published count less its text half.
+# Towers that every published model of a type has: the published count of E4B less its text half.
 _USUAL_TOWERS = {"gemma3n": 1_014_742_624}
 _MOBILENET_V5 = 294_000_000  # rounded
 
