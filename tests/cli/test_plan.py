@@ -6,6 +6,7 @@ Knows nothing of how numbers are made.
 import csv
 import io
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -87,6 +88,15 @@ def test_the_table_says_what_a_person_looks_for_first(cli: Run) -> None:
         assert text in out
     assert "\x1b" not in out  # no colours into a pipe
     assert "…" not in out  # nothing cut
+
+
+@pytest.mark.parametrize("words", [("--users", 4), ("--kv-format", "fp8", "--devices", 2, "--mean-tokens", "1k"), CARD])
+def test_the_table_ends_with_a_command_that_makes_the_same_plan_again(cli: Run, words: tuple[object, ...]) -> None:
+    _, out, _ = cli("plan", "mistral-7b-v0.1", *words)
+    again = shlex.split(out.rpartition("Again: kvfolio plan ")[2])
+    first, second = plans(cli, "mistral-7b-v0.1", *words)[0], plans(cli, *again)[0]
+    first.pop("assumptions"), second.pop("assumptions")  # what was assumed then is stated now
+    assert first == second
 
 
 def test_weights_that_do_not_fit_are_said_with_the_way_out(cli: Run) -> None:

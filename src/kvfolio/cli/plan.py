@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvfolio.errors import OptionError
-from kvfolio.planner.options import DEFAULT_UTILISATION, PlanArguments, PlanOptions, read_options
-from kvfolio.planner.report import Plan, make_plan
+from kvfolio.planner.options import DEFAULT_UTILISATION, PlanArguments, PlanOptions, command_line, read_options
+from kvfolio.planner.report import make_plan
 from kvfolio.spec.source import read_model
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def plan(
         if not all(agree):
             raise typer.Exit(1)
     else:
-        _show_plans([make_plan(spec, options) for spec in specs], specs, options, faces)
+        _show_plans(models, specs, options, faces)
 
 
 def _faces(given: Mapping[str, Any]) -> str:
@@ -147,7 +147,8 @@ def find_named_device(name: str | None) -> Any:
     return this_device(refresh=False)
 
 
-def _show_plans(plans: Sequence[Plan], specs: "Sequence[ModelSpec]", options: PlanOptions, face: str) -> None:
+def _show_plans(models: Sequence[str], specs: "Sequence[ModelSpec]", options: PlanOptions, face: str) -> None:
+    plans = [make_plan(spec, options) for spec in specs]
     if face == "json":
         from kvfolio.cli.plan_data import as_json_text
 
@@ -164,7 +165,8 @@ def _show_plans(plans: Sequence[Plan], specs: "Sequence[ModelSpec]", options: Pl
             return
         from kvfolio.planner.advice import advise
 
-        show_one(plans[0], advise(specs[0], options, plans[0]))
+        lengths = [row.context for row in plans[0].contexts]
+        show_one(plans[0], advise(specs[0], options, plans[0]), command_line(models, options, lengths))
 
 
 def _show_what_if(specs: "Sequence[ModelSpec]", options: PlanOptions, as_json: bool) -> None:

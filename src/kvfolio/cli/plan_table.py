@@ -37,8 +37,8 @@ _KINDS = {
 }
 
 
-def show_one(plan: Plan, advice: Sequence[str]) -> None:
-    """Everything about one model."""
+def show_one(plan: Plan, advice: Sequence[str], command: str) -> None:
+    """Everything about one model; ``command`` makes the same plan again."""
     console = _console()
     _show_head(console, plan)
     console.print(_layers_table(plan))
@@ -51,6 +51,7 @@ def show_one(plan: Plan, advice: Sequence[str]) -> None:
         for sentence in advice:
             console.print(f"  · {escape(sentence)}", soft_wrap=True)
     _show_assumptions(console, plan.assumptions)
+    console.print(f"\n[dim]Again: {escape(command)}[/]", soft_wrap=True)
 
 
 def show_several(plans: Sequence[Plan]) -> None:

@@ -3,13 +3,15 @@
 Knows nothing of models or of how a plan is made.
 """
 
+import dataclasses
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypedDict, Unpack
 
 from kvfolio.errors import OptionError
-from kvfolio.planner.hardware import Device, find_device
+from kvfolio.planner.hardware import Device, devices, find_device
 from kvfolio.planner.memory import BLOCK_TOKENS_ALLOWED, DEFAULT_BLOCK_TOKENS
 from kvfolio.planner.sizes import DEFAULT_IN_FLIGHT
 from kvfolio.spec.formats import CacheFormat, parse_cache_format
@@ -166,3 +168,32 @@ def _device(given: PlanArguments, notes: list[str]) -> Device:
         source=device.source,
         notes=device.notes,
     )
+
+
+def command_line(models: Sequence[str], options: PlanOptions, contexts: Sequence[int]) -> str:
+    """The command that makes the same plan again, whatever the defaults will be then."""
+    device = options.device
+    words = [
+        "kvfolio",
+        "plan",
+        *models,
+        "--context",
+        ",".join(map(str, contexts)),
+        "--device-memory",
+        str(device.memory_bytes),
+    ]
+    if any(device.name == known.name for known in devices()):
+        words += ["--device", device.name]
+    if device.bandwidth_bytes_per_s is not None:
+        words += ["--bandwidth", str(device.bandwidth_bytes_per_s)]
+    if device.bf16_flops is not None:
+        words += ["--flops", f"{device.bf16_flops:g}"]
+    words += ["--utilisation", f"{options.utilisation:g}"]
+    usual = {field.name: field.default for field in dataclasses.fields(PlanOptions)}
+    for name in PlanArguments.__annotations__:
+        if name not in usual or name in ("device", "utilisation"):
+            continue
+        value = getattr(options, name)
+        if value != usual[name]:
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    return shlex.join(words)

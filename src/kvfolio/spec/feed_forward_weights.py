@@ -17,11 +17,17 @@ _DENSE_WIDTH = (
     "ffn_dim",
     "decoder_ffn_dim",
     "d_ff",
+    "dff",
     "ff_intermediate_size",
     "block_ff_dim",
 )
 _EXPERT_WIDTH = ("moe_intermediate_size", "expert_ffn_hidden_size")
-_ONLY_WIDTH = ("intermediate_size", "ffn_hidden_size")  # of models where experts are the whole feed-forward
+_ONLY_WIDTH = (
+    "intermediate_size",
+    "ffn_hidden_size",
+    "decoder_ffn_dim",
+    "d_ff",
+)  # of models where experts are the whole feed-forward
 _NUM_EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts", "num_routed_experts")
 _CHOSEN = (
     "num_experts_per_tok",
@@ -70,7 +76,7 @@ def read_experts(fields: Fields) -> Experts:
         count = sum(items) if len(set(items)) != 1 or len(items) == 2 else items[0]
     else:
         count = source.integer(*_NUM_EXPERTS, default=0, low=0)
-    if count < 2 or not fields.flag("enable_moe_block", True):
+    if count < 2 or not (fields.flag("enable_moe_block", True) and fields.flag("is_moe", True)):
         return Experts()
     chosen = next((source.get(name) for name in _CHOSEN if source.get(name) is not None), None)
     if isinstance(chosen, list) and chosen and all(isinstance(item, int) for item in chosen):

@@ -77,7 +77,7 @@ def _packed(pieces: tuple[LayerPieces, ...], name: str, left_out: dict[tuple[str
 def _value_bytes(fields: Fields, root: Fields) -> int:
     name = fields.text("dtype", "torch_dtype") or root.text("dtype", "torch_dtype")
     if name is None:
-        fields.note("dtype is absent: weights counted as bf16")
+        fields.note("dtype is absent: bfloat16 assumed")
         return 2
     size = _VALUE_BYTES.get(name.removeprefix("torch."))
     if size is None:

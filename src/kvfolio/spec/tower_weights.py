@@ -11,8 +11,9 @@ from kvfolio.spec.fields import Fields
 _WIDTH = ("embed_dim", "width", "vt_hidden_size", "d_model", "hidden_size")
 _DEPTH = ("depth", "num_hidden_layers", "layers", "vt_num_hidden_layers", "encoder_layers", "conf_num_hidden_layers")
 _INNER = ("intermediate_size", "vt_intermediate_size", "encoder_ffn_dim")
-_GATED = ("gemma4", "qwen2_5_vl", "pixtral", "glm_ocr", "ernie4_5_vl")
-T5_TYPES = {"t5": "relu", "longt5": "relu", "mt5": "gated-gelu", "umt5": "gated-gelu"}  # with their usual feed-forward
+_GATED = ("gemma4", "qwen2_5_vl", "qwen2_5_omni_vision", "pixtral", "glm_ocr", "ernie4_5_vl")
+# With the feed-forward that each has where the config is silent.
+T5_TYPES = {"t5": "relu", "longt5": "relu", "mt5": "gated-gelu", "umt5": "gated-gelu", "switch_transformers": "relu"}
 _TOWERS = ("vision_config", "audio_config", "speech_config", "vision_tower_config")
 # Towers that every published model of a type has: the published count of E4B less its text half.
 _USUAL_TOWERS = {"gemma3n": 1_014_742_624}
@@ -62,17 +63,26 @@ def _encoder(root: Fields, model_type: str) -> int:
     if model_type in T5_TYPES:
         inner = root.integer("num_heads", "num_attention_heads") * root.integer("d_kv", default=64)
         ways_in = 2 if "gated" in (root.text("feed_forward_proj") or T5_TYPES[model_type]) else 1
-        layer = 4 * hidden * inner + (ways_in + 1) * hidden * root.integer("d_ff") + 2 * hidden
-        return root.integer("num_layers", "num_hidden_layers") * layer + hidden
+        wide = (ways_in + 1) * hidden * root.integer("d_ff")
+        layers = root.integer("num_layers", "num_hidden_layers")
+        return layers * (4 * hidden * inner + wide + 2 * hidden) + hidden + _more_experts(root, layers, hidden, wide)
     inner = 4 * hidden if root.get("encoder_ffn_dim") is None else root.integer("encoder_ffn_dim")
     layer = 4 * hidden * hidden + 2 * hidden * inner + inner + 9 * hidden
-    total = root.integer("encoder_layers", "num_hidden_layers") * layer + 2 * hidden
+    layers = root.integer("encoder_layers", "num_hidden_layers")
+    total = layers * layer + 2 * hidden + _more_experts(root, layers, hidden, 2 * hidden * inner + inner + hidden)
     if model_type == "whisper":
         mel, kernel = root.integer("num_mel_bins", default=80), 3
         convolutions = hidden * kernel * (mel + hidden) + 2 * hidden
         keys = root.integer("encoder_layers") * hidden  # they have no bias
         return total + convolutions - keys + root.integer("max_source_positions", default=1500) * hidden
     return total + root.integer("max_position_embeddings", default=0, low=0) * hidden
+
+
+def _more_experts(root: Fields, layers: int, hidden: int, wide: int) -> int:
+    """Numbers that experts add to an encoder whose feed-forwards have ``wide`` numbers each (Switch, NLLB)."""
+    step = root.integer("encoder_sparse_step", default=0, low=0)
+    count = root.integer("num_experts", default=1)
+    return layers // step * ((count - 1) * wide + count * hidden) if step else 0
 
 
 def _own_encoder(encoder: Fields) -> int:
@@ -151,4 +161,5 @@ def _projector(tower: Fields, root: Fields, kind: str, width: int, hidden: int) 
         out = tower.integer("vision_output_dim", default=4096)
         shuffled = int(width / tower.number("pixel_shuffle_ratio", default=0.5) ** 2)
         return shuffled * middle + middle * tower.integer("projector_output_dim", default=4096) + out * hidden
+    root.note("a tower is counted as a transformer of the sizes that its config gives, with two matrices behind it")
     return width * hidden + hidden * hidden

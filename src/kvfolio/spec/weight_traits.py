@@ -60,6 +60,7 @@ _NO_FEED_FORWARD = Traits(norms=1, feed_forward=False)
 _TRAITS = {
     "afmoe": Traits(norms=4, qk_norm="head", gate="query"),
     "apertus": Traits(gated=False, qk_norm="head"),
+    "apertus1p5": Traits(gated=False, qk_norm="head"),
     "arcee": Traits(gated=False),
     "bart": _PLAIN_TIED,
     "biogpt": _PLAIN_TIED,
@@ -105,6 +106,7 @@ _TRAITS = {
     "nanochat": Traits(gated=False, norms=0),
     "nemotron": Traits(gated=False, norm_bias=True),
     "nemotron_h": Traits(gated=False, norms=1),
+    "nllb_moe": _PLAIN_TIED,
     "olmo": Traits(norms=0),
     "olmo2": Traits(qk_norm="all"),
     "olmo3": Traits(qk_norm="all"),
@@ -138,6 +140,7 @@ _TRAITS = {
     "starcoder2": _PLAIN_TIED,
     "step3p5": Traits(qk_norm="head", gate="head"),
     "step3p7": Traits(qk_norm="head", gate="head"),
+    "switch_transformers": _BARE,
     "t5": _BARE,
     "t5gemma": Traits(norms=4, tied=True),
     "umt5": Traits(),
