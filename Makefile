@@ -43,7 +43,8 @@ $(READY): pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/kvfolio/k
 	touch $(READY) && \
 	echo "set-up took $$(( $$(date +%s) - start )) s"
 
-demo: setup ## run the default model, then compare decoding with and without a cache
+demo: setup ## plan a large model, run the default one, then compare decoding with and without a cache
+	$(BIN)/kvfolio plan llama-3.1-8b --device h100-sxm
 	$(BIN)/kvfolio run --prompt "$(PROMPT)"
 	$(BIN)/kvfolio compare --prompt-tokens 64 --tokens 16
 

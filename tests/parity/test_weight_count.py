@@ -27,7 +27,7 @@ TEXT = """
     qwen3_next recurrent_gemma rwkv seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma xglm youtu zamba zamba2
 """
 IMAGES = "gemma3 gemma4 glm4v kimi_k25 llama4 mistral3 mllama qwen2_5_vl qwen2_vl qwen3_5 qwen3_vl qwen3_vl_moe"
-ENCODERS = "bart longt5 m2m_100 mbart mt5 pegasus t5 t5gemma umt5"
+ENCODERS = "bart longt5 m2m_100 mbart mt5 nllb-moe pegasus switch_transformers t5 t5gemma t5gemma2 umt5"
 # Files that are trimmed or hold values from memory, so that a class's own defaults would be compared with guesses.
 UNLIKE = {"google__gemma-3n-E4B-it", "openai__whisper-large-v3"}
 OLD_NAMES = {"kimi_k2": "deepseek_v3"}

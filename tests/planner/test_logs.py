@@ -182,7 +182,7 @@ def test_states_that_vllm_keeps_in_pages_of_tokens_are_recognised() -> None:
     )
     report = explain_log(text, QWEN35_27B, options())
     assert_reproduced(report, "concurrency", "KV cache tokens")
-    assert "states in whole pages of 1568 tokens, 2 a request" in line_of(report, "concurrency").explanation
+    assert "states in whole pages of 1568 tokens, 2 a request" in line_of(report, "KV cache tokens").explanation
 
 
 def test_windows_that_vllm_holds_whole_are_counted_whole() -> None:

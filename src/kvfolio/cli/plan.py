@@ -34,7 +34,12 @@ DeviceMemory = Annotated[
 ]
 Bandwidth = Annotated[str | None, typer.Option(help="Bytes a second instead of the table's: 3.35TB.")]
 Flops = Annotated[float | None, typer.Option(help="FLOP a second instead of the table's: 989e12.")]
-Utilisation = Annotated[float, typer.Option(help="Share of the memory that may be used, above 0 up to 1.")]
+Utilisation = Annotated[
+    float,
+    typer.Option(
+        "--utilisation", "--utilization", help="Share of a device's memory that may be used, above 0 up to 1."
+    ),
+]
 Reserve = Annotated[str, typer.Option(help="Memory of each device kept free beside that: 2GiB.")]
 Devices = Annotated[int, typer.Option(help="Devices that share the model, tensor parallel.")]
 Pipeline = Annotated[int, typer.Option(help="Pipeline stages, each on --devices devices.")]

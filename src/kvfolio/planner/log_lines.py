@@ -17,6 +17,7 @@ LOOKED_FOR = (
 _QUOTE = 160  # characters of a line that is shown
 _LONGEST = 20_000  # characters of a line that is looked at
 _MOST_UNKNOWN = 20
+_MOST_LINES = 50_000  # that may say something; a start has hundreds, what follows are requests
 
 _NUMBER = r"(-?\d[\d,]{0,20}(?:\.\d{1,9})?)"
 _PATTERNS = tuple(
@@ -85,7 +86,7 @@ _ABOUT_CACHE = re.compile(r"kv[ _-]?cache|(?:GPU|cuda) blocks", re.IGNORECASE)
 # Lines about the cache that say nothing a number could be checked with.
 _TOLD = re.compile(
     r"padding layers|[Hh]ybrid (?:KV|kv) cache manager|config|[Aa]rgs|Using .* dtype|layout|transfer|dtype to store|"
-    r"--|KV cache usage|kv_cache_memory_bytes|KV cache allocation|Traceback|File \""
+    r"--|kv_cache_memory_bytes|KV cache allocation|Traceback|File \""
 )
 _WORTH = (
     *("KV", "kv", "blocks", "concurrency", "loading took", "weights t", "weight end", "Mamba Cache", "max_total_num"),
@@ -116,6 +117,7 @@ class LogFacts:
     draft: bool  # the engine speculates with a draft model or draft layers
     windows_whole: bool  # vLLM said that it does not use windows to save memory
     device_memory: int | None
+    cut: bool  # the text had more lines than were looked at
 
 
 def read_lines(text: str) -> LogFacts:
@@ -124,9 +126,14 @@ def read_lines(text: str) -> LogFacts:
     settings: dict[str, int | float | str] = {}
     unknown: dict[str, str] = {}
     version, whole, draft, widened = None, False, False, None
+    seen: set[str] = set()
     for raw in text.splitlines():
-        if not any(word in raw for word in _WORTH):
+        # Every few seconds a running engine logs how full its cache is: that is no start.
+        if not any(word in raw for word in _WORTH) or "cache usage" in raw or raw in seen:
             continue
+        if len(seen) >= _MOST_LINES:
+            break
+        seen.add(raw)
         line = _COLOUR.sub("", raw[:_LONGEST]).strip()
         found = list(_numbers_of(line))
         for one in found:
@@ -151,6 +158,7 @@ def read_lines(text: str) -> LogFacts:
         draft=draft,
         windows_whole=whole,
         device_memory=int(device.value) if device is not None else None,
+        cut=len(seen) >= _MOST_LINES,
     )
 
 

@@ -243,4 +243,6 @@ def _verdict(scene: Scene, lines: list[LogLine], num_off: int) -> str:
     elif not scene.room:
         told.append("by the plan the weights leave no memory for a cache")
     told += scene.notes
+    if scene.facts.cut:
+        told.append("the log is long and only its start was read")
     return "; ".join(told) if told else "the log says nothing of how large the cache is"

@@ -95,7 +95,9 @@ def read_mixer_facts(fields: Fields, hidden: int, model_type: str, traits: Trait
 def mixer_weights(kind: LayerKind, facts: MixerFacts, fields: Fields) -> Weights:
     """Weights of one layer's mixing part, without the norms in front of it."""
     if isinstance(kind, CombinedLayer):
-        return sum((mixer_weights(part, facts, fields) for part in kind.parts), Weights())
+        merged = facts.model_type.startswith("t5gemma2")  # one attention reads the encoder's tokens and the text
+        parts = kind.parts[:1] if merged else kind.parts
+        return sum((mixer_weights(part, facts, fields) for part in parts), Weights())
     if isinstance(kind, NoCache):
         return Weights()
     if isinstance(kind, RecurrentState):

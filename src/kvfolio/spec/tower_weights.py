@@ -58,7 +58,12 @@ def encoder_weights(root: Fields, model_type: str) -> int:
 def _encoder(root: Fields, model_type: str) -> int:
     encoder = root.child("encoder")
     if encoder is not None:
-        return _own_encoder(encoder.child("text_config") or encoder)
+        text = encoder.child("text_config") or encoder
+        if not model_type.startswith("t5gemma2"):
+            return _own_encoder(text) + text.integer("vocab_size") * text.integer("hidden_size")
+        tower = encoder.child("vision_config")  # and the table of tokens is the decoder's
+        seen = _tower(tower, "vision_config", root, text.integer("hidden_size")) if tower is not None else 0
+        return _own_encoder(text) + seen
     hidden = root.integer("d_model", "hidden_size")
     if model_type in T5_TYPES:
         inner = root.integer("num_heads", "num_attention_heads") * root.integer("d_kv", default=64)
@@ -86,12 +91,12 @@ def _more_experts(root: Fields, layers: int, hidden: int, wide: int) -> int:
 
 
 def _own_encoder(encoder: Fields) -> int:
-    """T5Gemma: a Gemma-2 without output matrix."""
+    """T5Gemma: the layers of a Gemma, in both directions."""
     hidden, layers = encoder.integer("hidden_size"), encoder.integer("num_hidden_layers")
     heads, width = encoder.integer("num_attention_heads"), encoder.integer("head_dim")
     attention = 2 * hidden * width * (heads + encoder.integer("num_key_value_heads", default=heads))
     feed_forward = 3 * hidden * encoder.integer("intermediate_size")
-    return layers * (attention + feed_forward + 4 * hidden) + encoder.integer("vocab_size") * hidden + hidden
+    return layers * (attention + feed_forward + 4 * hidden) + hidden
 
 
 def _tower(tower: Fields, name: str, root: Fields, hidden: int) -> int:

@@ -143,6 +143,8 @@ _TRAITS = {
     "switch_transformers": _BARE,
     "t5": _BARE,
     "t5gemma": Traits(norms=4, tied=True),
+    "t5gemma2": _GEMMA,
+    "t5gemma2_decoder": _GEMMA,
     "umt5": Traits(),
     "vaultgemma": _TIED,
     "whisper": _PLAIN_TIED,
