@@ -303,11 +303,9 @@ SPECIAL = [
     "google__gemma-3-27b-it",
     "google__recurrentgemma-2b",  # states on the modules
     "meta-llama__Llama-4-Scout-17B-16E",
-    "moonshotai__Kimi-K3",
     "nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
     "openai__whisper-large-v3",
     "tiiuae__falcon-40b",
-    "zai-org__GLM-5",
 ]
 
 

@@ -12,8 +12,7 @@ from kvfolio.planner import capacity, sizes
 from kvfolio.planner.hardware import Device, devices
 from kvfolio.planner.options import PlanOptions
 from kvfolio.planner.parallel import DeviceShare, device_share
-from kvfolio.planner.report import with_encoder as with_encoder
-from kvfolio.planner.report import make_plan, plain, published_weights_bytes
+from kvfolio.planner.report import make_plan, plain, published_weights_bytes, with_encoder
 from kvfolio.planner.steptime import Speeds, prefill_time, step_time
 from kvfolio.planner.whatif import FORMATS as LADDER_FORMATS
 from kvfolio.planner.whatif import what_if

@@ -142,13 +142,8 @@ def _parts(spec: ModelSpec) -> "Counter[SingleKind]":
 
 
 def _in_groups(parts: "Counter[SingleKind]", fmt: CacheFormat) -> "Counter[SingleKind]":
-    """Layers as vLLM groups them: each kind padded to a multiple of the rarest, or all to the commonest if near it."""
-    held = Counter({part: count for part, count in parts.items() if part.token_bytes(fmt)})
-    if len(held) < 2:
-        return held
-    least, most = min(held.values()), max(held.values())
-    group = most if most < 1.25 * least else least
-    return Counter({part: -(-count // group) * group for part, count in held.items()})
+    """The layers that hold tokens, grouped as vLLM does."""
+    return sizes.in_groups(Counter({part: count for part, count in parts.items() if part.token_bytes(fmt)}))
 
 
 def per_token(spec: ModelSpec, fmt: CacheFormat) -> Iterator[tuple[Fraction, str]]:

@@ -4,7 +4,6 @@ Knows nothing of devices, users or tensors. ``num_tokens`` counts prompt and ans
 """
 
 from collections import Counter
-from collections.abc import Mapping
 from fractions import Fraction
 
 from kvfolio.spec.formats import CacheFormat
@@ -76,18 +75,23 @@ def vllm_bytes_at(
     for kind, count in spec.kinds():
         for part in parts_of(kind):
             parts[part] += count
-    return sum(
-        count * _vllm_bytes(part, num_tokens, fmt, block_tokens, in_flight) for part, count in _padded(parts).items()
-    )
+    if not any(isinstance(part, RecurrentState) for part in parts):
+        heads = Counter({part: count for part, count in parts.items() if _has_heads(part)})
+        parts |= in_groups(heads)
+    return sum(count * _vllm_bytes(part, num_tokens, fmt, block_tokens, in_flight) for part, count in parts.items())
 
 
-def _padded(parts: Mapping[SingleKind, int]) -> dict[SingleKind, int]:
-    """The layers of each kind, padded to a multiple of a group: the rarest kind's, or the commonest's if near it."""
-    paged = [count for part, count in parts.items() if isinstance(part, HeadLayer) and part.kind != "cross_attention"]
-    if len(paged) < 2 or any(isinstance(part, RecurrentState) for part in parts):
-        return dict(parts)
-    group = max(paged) if max(paged) < 1.25 * min(paged) else min(paged)
-    return {part: -(-count // group) * group if isinstance(part, HeadLayer) else count for part, count in parts.items()}
+def _has_heads(part: SingleKind) -> bool:
+    return isinstance(part, HeadLayer) and not isinstance(part, CrossAttention)
+
+
+def in_groups(parts: "Counter[SingleKind]") -> "Counter[SingleKind]":
+    """Layers as vLLM groups them: each kind padded to a multiple of the rarest, or all to the commonest if near it."""
+    if len(parts) < 2:
+        return parts
+    least, most = min(parts.values()), max(parts.values())
+    group = most if most < 1.25 * least else least
+    return Counter({part: -(-count // group) * group for part, count in parts.items()})
 
 
 def _vllm_bytes(kind: SingleKind, num_tokens: int, fmt: CacheFormat, block_tokens: int, in_flight: int) -> int:

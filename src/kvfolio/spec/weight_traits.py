@@ -57,6 +57,10 @@ _GEMMA = Traits(norms=4, qk_norm="head", tied=True)
 _GATED = Traits(qk_norm="head", gate="query")
 _NO_FEED_FORWARD = Traits(norms=1, feed_forward=False)
 
+_LIKE_BART = (
+    *("blenderbot", "blenderbot_small", "bigbird_pegasus", "ctrl", "gpt_sw3", "led", "m2m_100", "marian", "mbart"),
+    *("mvp", "openai_gpt", "pegasus", "pegasus_x", "plbart"),
+)
 _TRAITS = {
     "afmoe": Traits(norms=4, qk_norm="head", gate="query"),
     "apertus": Traits(gated=False, qk_norm="head"),
@@ -77,6 +81,7 @@ _TRAITS = {
     "gemma2": Traits(norms=4, tied=True),
     "gemma3": _GEMMA,
     "gemma3n": _GEMMA,
+    "gemma4_unified": _GEMMA,
     "gemma4": _GEMMA,
     "glm": _QKV,
     "glm4": Traits(norms=4, qkv_bias=True),
@@ -86,10 +91,12 @@ _TRAITS = {
     "gpt_neo": Traits(gated=False, norm_bias=True, o_bias=True, mlp_bias=True, tied=True),
     "gpt_neox": _PLAIN,
     "gpt_oss": Traits(qkv_bias=True, o_bias=True, mlp_bias=True),
+    "gpt_neox_japanese": _BARE,
     "gptj": Traits(gated=False, norms=1, norm_bias=True, mlp_bias=True, head_bias=True),
     "hunyuan": Traits(qk_norm="head", tied=True),
     "hunyuan_v1_dense": _HEAD_NORM,
     "hunyuan_v1_moe": _HEAD_NORM,
+    "jais2": _PLAIN,
     "internlm": Traits(qkv_bias=True, o_bias=True),
     "lfm2": Traits(qk_norm="head", tied=True),
     "lfm2_moe": Traits(qk_norm="head", tied=True),
@@ -100,6 +107,7 @@ _TRAITS = {
     "minicpm": _TIED,
     "minicpm3": _TIED,
     "minimax_m2": Traits(qk_norm="all"),
+    "minimax_m3_vl": _HEAD_NORM,
     "minimax_m3": _HEAD_NORM,
     "mpt": _BARE,
     "mt5": Traits(),
@@ -152,25 +160,7 @@ _TRAITS = {
     "youtu": _TIED,
     "zamba": _TIED,
     "zamba2": _TIED,
-}
-for _name in (
-    "mbart",
-    "plbart",
-    "mvp",
-    "pegasus",
-    "bigbird_pegasus",
-    "m2m_100",
-    "marian",
-    "blenderbot",
-    "led",
-    "openai_gpt",
-):
-    _TRAITS[_name] = _PLAIN_TIED
-_TRAITS["blenderbot_small"] = _TRAITS["pegasus_x"] = _TRAITS["gpt_sw3"] = _TRAITS["ctrl"] = _PLAIN_TIED
-_TRAITS["gpt_neox_japanese"] = _BARE
-_TRAITS["jais2"] = _PLAIN
-_TRAITS["minimax_m3_vl"] = _HEAD_NORM
-_TRAITS["gemma4_unified"] = _GEMMA
+} | dict.fromkeys(_LIKE_BART, _PLAIN_TIED)
 
 
 def bare_type(model_type: str) -> str:
