@@ -22,7 +22,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from kvfolio.engine.verify import Verification, verify
 from kvfolio.errors import KvfolioError
-from kvfolio.spec.families import spec_from_config
+from kvfolio.spec.config.families import spec_from_config
 
 SECONDS = 60  # a model
 MAPPINGS = (
@@ -76,22 +76,28 @@ def default_config(model_type: str) -> dict[str, object]:
     return values
 
 
+WINDOWS = ("sliding_window", "attention_window_size", "attention_chunk_size", "sliding_window_size", "window_size")
+WIDER = ("kv_lora_rank", "index_head_dim", "global_head_dim", "v_head_dim", "linear_value_head_dim")
+STATES = ("state_size", "ssm_state_size", "mamba_d_state")
+KERNELS = ("conv_kernel", "linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel_size", "conv_L_cache")
+PARTS = ("text_config", "decoder", "llm_config", "thinker_config")
+
+
 def odd(values: dict[str, object]) -> dict[str, object]:
-    """Values that often agree, changed so that they differ: heads, widths, windows. Layers stay as many."""
+    """Values that often agree, changed so that they differ: heads, widths, windows, states. Layers stay as many."""
+    numbers = {name: value for name, value in values.items() if type(value) is int and value > 0}
     changed = dict(values)
-    heads = values.get("num_attention_heads")
-    kv_heads = values.get("num_key_value_heads")
-    if isinstance(heads, int) and isinstance(kv_heads, int) and heads % 4 == 0:
+    heads, kv_heads = numbers.get("num_attention_heads", 0), numbers.get("num_key_value_heads")
+    latent, sections = "kv_lora_rank" in numbers, "mrope_section" in json.dumps(values)
+    if kv_heads is not None and heads % 4 == 0 and not latent:
         changed["num_key_value_heads"] = heads // 4 if kv_heads != heads // 4 else heads // 2
-    if isinstance(values.get("head_dim"), int):
-        changed["head_dim"] = int(values["head_dim"]) + 32
-    for name in ("sliding_window", "attention_window_size", "attention_chunk_size"):
-        if isinstance(values.get(name), int):
-            changed[name] = 96
-    for name, part in values.items():
-        if name in ("text_config", "decoder", "llm_config", "thinker_config") and isinstance(part, dict):
-            changed[name] = odd(part)
-    return changed
+    if "head_dim" in numbers and not latent and not sections:
+        changed["head_dim"] = numbers["head_dim"] + 32
+    changed |= {name: 96 for name in WINDOWS if name in numbers}
+    changed |= {name: numbers[name] + 32 for name in WIDER if name in numbers}
+    changed |= {name: numbers[name] * 2 for name in STATES if name in numbers}
+    changed |= {name: numbers[name] + 2 for name in KERNELS if name in numbers}
+    return changed | {name: odd(values[name]) for name in PARTS if isinstance(values.get(name), dict)}
 
 
 def windows(values: object) -> Iterator[int]:

@@ -17,7 +17,7 @@ from kvfolio.engine.meta_cache import ENCODER_TOKENS, measure_cache
 from kvfolio.engine.meta_values import NoValues
 from kvfolio.engine.verify import Verification, verify
 from kvfolio.errors import OptionError, UnknownModelError
-from kvfolio.spec.families import spec_from_config
+from kvfolio.spec.config.families import spec_from_config
 
 Config = dict[str, object]
 

@@ -17,7 +17,7 @@ from kvfolio.errors import BrokenModelError, KvfolioError, UnknownModelError
 from kvfolio.models import weights_gguf
 from kvfolio.models.build import LanguageModel, build_model
 from kvfolio.models.weights import Progress, Weights, open_weights
-from kvfolio.spec.gguf import read_header
+from kvfolio.spec.gguf.header import read_header
 from kvfolio.spec.source import ModelSource, open_model
 
 TinyModels = Callable[[str], TinyModel]

@@ -1,4 +1,4 @@
-"""Writes src/kvfolio/spec/class_defaults.json: what transformers' configuration classes assume for an absent key.
+"""Writes src/kvfolio/spec/config/class_defaults.json: what transformers' configuration classes assume for an absent key.
 
 Knows nothing of models or caches: a fact is copied when its name may decide the size of the cache, a state or the
 weights. Run with transformers installed: ``python tests/parity/make_class_defaults.py``.
@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-FILE = Path(__file__).resolve().parents[2] / "src" / "kvfolio" / "spec" / "class_defaults.json"
+FILE = Path(__file__).resolve().parents[2] / "src" / "kvfolio" / "spec" / "config" / "class_defaults.json"
 
 _KEPT = re.compile(
     "hidden_size|n_embd|n_embed|d_model|layer|head|kv|window|chunk|lora|index|compress|mamba|ssm|state|conv|expand"

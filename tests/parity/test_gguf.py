@@ -16,7 +16,7 @@ from tiny import TinyModel, some_tokens
 
 from kvfolio.models.build import build_model
 from kvfolio.models.weights import open_weights
-from kvfolio.spec.gguf import read_header
+from kvfolio.spec.gguf.header import read_header
 from kvfolio.spec.source import ModelSource, find_default_model, open_model
 
 CPU = torch.device("cpu")

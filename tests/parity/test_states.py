@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from kvfolio.spec.config.states import state_layer
 from kvfolio.spec.fields import Fields
 from kvfolio.spec.formats import BF16, CacheFormat
-from kvfolio.spec.states import state_layer
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5.20")

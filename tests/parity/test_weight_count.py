@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvfolio.spec.families import spec_from_config
+from kvfolio.spec.config.families import spec_from_config
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5.20")

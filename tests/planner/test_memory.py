@@ -7,11 +7,11 @@ from small import layout_of, runnable
 
 from kvfolio.errors import BudgetError, OptionError
 from kvfolio.planner.memory import BLOCK_TOKENS_ALLOWED, CacheOptions, bytes_per_token, plan_cache
+from kvfolio.spec.config.runnable import runnable_from_config
 from kvfolio.spec.formats import FORMATS, find_cache_format
 from kvfolio.spec.layers import FullAttention, PagedLayer, SlidingWindow
 from kvfolio.spec.layout import CacheLayout
 from kvfolio.spec.model import LayerGroup, Network, RunnableSpec
-from kvfolio.spec.runnable import runnable_from_config
 
 CONFIG: dict[str, object] = {
     "model_type": "qwen3",

@@ -199,7 +199,7 @@ def test_a_device_without_a_known_bandwidth_gives_bytes_and_no_speeds() -> None:
     assert any("bandwidth" in sentence for sentence in plan.assumptions)
 
 
-# ---- options as people give them ---------------------------------------------------------------------------------------
+# ---- options as people give them ------------------------------------------------------------------------------------
 
 
 def test_sizes_contexts_and_devices_are_read_as_people_write_them() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from gguf_bytes import BOOL, U32, Items, Tensor, gguf
 
-from kvfolio.spec.gguf import read_part
-from kvfolio.spec.gguf_layers import spec_from_gguf
+from kvfolio.spec.gguf.header import read_part
+from kvfolio.spec.gguf.layers import spec_from_gguf
 from kvfolio.spec.layers import FullAttention, SlidingWindow
 from kvfolio.spec.model import ModelSpec
 

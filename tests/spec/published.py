@@ -3,9 +3,9 @@
 Knows nothing of expected results; those stand in the tests.
 """
 
+from kvfolio.spec.config.runnable import runnable_from_config
 from kvfolio.spec.formats import find_cache_format
 from kvfolio.spec.model import RunnableSpec
-from kvfolio.spec.runnable import runnable_from_config
 
 Config = dict[str, object]
 

@@ -13,7 +13,7 @@ import pytest
 
 from kvfolio.spec import catalogue as module
 from kvfolio.spec.catalogue import CatalogueEntry, catalogue, find_entry, nearest_names, spec_of_entry
-from kvfolio.spec.families import spec_from_config
+from kvfolio.spec.config.families import spec_from_config
 from kvfolio.spec.formats import parse_cache_format
 
 ENTRIES = pytest.mark.parametrize("entry", catalogue().values(), ids=lambda entry: entry.name)

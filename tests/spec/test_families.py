@@ -23,7 +23,8 @@ from traps import DEEPSEEK_V3, GATED_DELTA, Config, Trap, plain
 from traps_layers import ALL
 
 from kvfolio.errors import BrokenModelError, KvfolioError, UnknownModelError
-from kvfolio.spec.families import spec_from_config
+from kvfolio.spec.config.families import spec_from_config
+from kvfolio.spec.config.runnable import runnable_from_config
 from kvfolio.spec.formats import BF16, CacheFormat
 from kvfolio.spec.layers import (
     BlockSparse,
@@ -35,7 +36,6 @@ from kvfolio.spec.layers import (
     SlidingWindow,
 )
 from kvfolio.spec.model import ModelSpec
-from kvfolio.spec.runnable import runnable_from_config
 
 BYTES16 = CacheFormat(BF16, BF16)
 

@@ -33,7 +33,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvfolio.errors import BrokenModelError
-from kvfolio.spec.gguf import GgufTensor, LazyArray, check_complete, read_f32, read_header
+from kvfolio.spec.gguf.header import GgufTensor, LazyArray, check_complete, read_f32, read_header
 
 
 @pytest.fixture

@@ -268,7 +268,7 @@ def test_deepseek4_keeps_a_window_and_compressed_vectors(read: Reader) -> None:
     }
     spec = read(model("deepseek4", attention__compress_ratios=numbers(0, 0, 4, 128, 4, 128, 4), **keys, block_count=7))
     light, heavy = CompressedSparse(512, 4, 128, 128, 512), CompressedSparse(512, 128, 128)
-    assert spec.layers == (SlidingWindow(1, 512, 0, 128),) * 2 + (light, heavy) * 2 + (light,)
+    assert spec.layers == (CompressedSparse(512, None, 128),) * 2 + (light, heavy) * 2 + (light,)
     with pytest.raises(UnknownModelError, match=r"compress_ratios holds 8; known: 0, 4 and 128"):
         read(model("deepseek4", attention__compress_ratios=numbers(0, 0, 4, 8, 4, 4), **keys))
     with pytest.raises(BrokenModelError, match="compress_ratios is missing"):

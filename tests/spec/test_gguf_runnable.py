@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from published import growing_bytes, windows
 
 from kvfolio.errors import BrokenModelError, KvfolioError, UnknownModelError
-from kvfolio.spec.gguf import read_header
-from kvfolio.spec.gguf_runnable import runnable_from_header
+from kvfolio.spec.gguf.header import read_header
+from kvfolio.spec.gguf.runnable import runnable_from_header
 from kvfolio.spec.layers import FullAttention, SlidingWindow
 from kvfolio.spec.model import Rope, RunnableSpec
 

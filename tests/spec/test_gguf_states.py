@@ -12,7 +12,7 @@ from gguf_headers import FULL, booleans, deepseek, model, numbers, planned, ssm
 
 from kvfolio.errors import BrokenModelError, UnknownModelError
 from kvfolio.spec.formats import F32, parse_cache_format
-from kvfolio.spec.gguf_architectures import KNOWN
+from kvfolio.spec.gguf.architectures import KNOWN
 from kvfolio.spec.layers import (
     CombinedLayer,
     CrossAttention,

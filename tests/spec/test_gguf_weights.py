@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from kvfolio.errors import BrokenModelError, KvfolioError
 from kvfolio.spec.formats import parse_cache_format
-from kvfolio.spec.gguf import read_header, read_part
-from kvfolio.spec.gguf_layers import spec_from_gguf
-from kvfolio.spec.gguf_runnable import runnable_from_header
+from kvfolio.spec.gguf.header import read_header, read_part
+from kvfolio.spec.gguf.layers import spec_from_gguf
+from kvfolio.spec.gguf.runnable import runnable_from_header
 from kvfolio.spec.layers import (
     FullAttention,
     LayerKind,

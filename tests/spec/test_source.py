@@ -15,7 +15,7 @@ from published import LLAMA31_8B, SMOLLM2, growing_bytes
 from kvfolio.errors import BrokenModelError, UnknownModelError
 from kvfolio.spec import hub
 from kvfolio.spec.formats import parse_cache_format
-from kvfolio.spec.gguf import check_complete
+from kvfolio.spec.gguf.header import check_complete
 from kvfolio.spec.model import ModelSpec
 from kvfolio.spec.safetensors import SafetensorsHeader
 from kvfolio.spec.source import find_default_model, open_model, read_config, read_model

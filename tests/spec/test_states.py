@@ -6,10 +6,10 @@ Those of whole models (layers * bytes) were also measured with transformers and 
 import pytest
 
 from kvfolio.errors import BrokenModelError, UnknownModelError
+from kvfolio.spec.config.states import state_layer
 from kvfolio.spec.fields import Fields
 from kvfolio.spec.formats import BF16, F16, F32, CacheFormat
 from kvfolio.spec.layers import RecurrentState
-from kvfolio.spec.states import state_layer
 
 Config = dict[str, object]
 

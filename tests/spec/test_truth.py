@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvfolio.errors import UnknownModelError
-from kvfolio.spec.families import spec_from_config
+from kvfolio.spec.config.families import spec_from_config
 from kvfolio.spec.formats import BF16, CacheFormat
 
 CONFIGS = Path(__file__).resolve().parents[3] / "shared" / "configs"

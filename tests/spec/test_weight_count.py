@@ -9,10 +9,10 @@ import pytest
 from published import LLAMA31_8B, SMOLLM2, Config
 
 from kvfolio.errors import BrokenModelError
-from kvfolio.spec.families import spec_from_config
+from kvfolio.spec.config.families import spec_from_config
 from kvfolio.spec.fields import Fields
 from kvfolio.spec.model import ModelSpec, WeightCount
-from kvfolio.spec.weight_count import count_weights
+from kvfolio.spec.weights.count import count_weights
 
 LLAMA31_70B = LLAMA31_8B | {
     "hidden_size": 8192,

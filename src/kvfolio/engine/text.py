@@ -18,7 +18,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from kvfolio.errors import BrokenModelError, RequestError, UnknownModelError
-from kvfolio.spec.gguf import LazyArray, read_header
+from kvfolio.spec.gguf.header import LazyArray, read_header
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 

@@ -12,7 +12,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 from torch import Tensor
 
 from kvfolio.errors import BrokenModelError, UnknownModelError
-from kvfolio.spec.gguf import TENSOR_TYPES, GgufHeader, check_complete
+from kvfolio.spec.gguf.header import TENSOR_TYPES, GgufHeader, check_complete
 from kvfolio.spec.model import RunnableSpec
 
 CHUNK_NUMBERS = 1 << 18  # dequantised at once; whole rows of 16 as gguf does it are half as fast

@@ -52,7 +52,7 @@ def nearest_names(name: str, count: int = 3) -> tuple[str, ...]:
 
 def spec_of_entry(entry: CatalogueEntry) -> ModelSpec:
     """The model of ``entry``, with the parameters that the catalogue states."""
-    from kvfolio.spec.families import spec_from_config  # 20 ms that a look at the names need not take
+    from kvfolio.spec.config.families import spec_from_config  # 20 ms that a look at the names need not take
 
     spec = spec_from_config(entry.config, entry.name)
     counted = spec.weights

@@ -1,6 +1,6 @@
 """One model, described by numbers: its layers in order and what its network needs to run.
 
-Knows nothing of tensors, files or block tables. ``families.py`` and ``runnable.py`` make these values, ``planner``
+Knows nothing of tensors, files or block tables. The readers in ``config`` and ``gguf`` make these values, ``planner``
 prices them, ``cache`` and ``store`` group their layers, ``models`` runs them.
 """
 

@@ -18,7 +18,7 @@ from kvfolio.spec.model import ModelSpec, RunnableSpec
 
 if TYPE_CHECKING:  # readers of single formats are loaded where they are needed: starting takes less time
     from kvfolio.spec.catalogue import CatalogueEntry
-    from kvfolio.spec.gguf import GgufHeader
+    from kvfolio.spec.gguf.header import GgufHeader
     from kvfolio.spec.hub import HubModel
     from kvfolio.spec.safetensors import SafetensorsHeader
 
@@ -59,8 +59,8 @@ def read_model(source: str | Path) -> ModelSpec:
     if path.suffix == ".safetensors":
         return _plan_safetensors(path)
     if path.suffix == ".gguf" or _starts_as_gguf(path):
-        from kvfolio.spec.gguf import read_part
-        from kvfolio.spec.gguf_layers import spec_from_gguf
+        from kvfolio.spec.gguf.header import read_part
+        from kvfolio.spec.gguf.layers import spec_from_gguf
 
         return spec_from_gguf(read_part(path))
     raise BrokenModelError(
@@ -100,8 +100,8 @@ def open_model(source: str | Path) -> ModelSource:
     if path.suffix == ".json":
         return _open_config(path)
     if path.suffix == ".gguf" or _starts_as_gguf(path):
-        from kvfolio.spec.gguf import read_header
-        from kvfolio.spec.gguf_runnable import runnable_from_header
+        from kvfolio.spec.gguf.header import read_header
+        from kvfolio.spec.gguf.runnable import runnable_from_header
 
         header = read_header(path)
         return ModelSource(runnable_from_header(header), path, "gguf", header=header)
@@ -221,7 +221,7 @@ def _named(name: str) -> "CatalogueEntry | HubModel":
 
 
 def _from_config(config: Mapping[str, object], name: str) -> ModelSpec:
-    from kvfolio.spec.families import spec_from_config
+    from kvfolio.spec.config.families import spec_from_config
 
     return spec_from_config(config, name)
 
@@ -240,7 +240,7 @@ def _open_config(path: Path) -> ModelSource:
         name = _name_of(path.parent.resolve())
     else:
         name = path.stem
-    from kvfolio.spec.runnable import runnable_from_config
+    from kvfolio.spec.config.runnable import runnable_from_config
 
     return ModelSource(runnable_from_config(config, name), path.parent, "folder", config=config)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from kvfolio.spec.fields import Fields, show
-from kvfolio.spec.weight_traits import Weights
+from kvfolio.spec.weights.traits import Weights
 
 _VALUE_BYTES = {"float32": 4, "float": 4, "float64": 8, "float8_e4m3fn": 1, "bfloat16": 2, "float16": 2, "half": 2}
 _LISTS = ("modules_to_not_convert", "ignore", "exclude_modules", "ignored_layers", "llm_int8_skip_modules")

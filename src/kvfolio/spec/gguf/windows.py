@@ -1,15 +1,15 @@
 """Which layers of a GGUF model have a window, and how long it is.
 
 Knows nothing of heads or bytes. A list in the header wins, then a period in the header, then what llama.cpp has in
-its code for the architecture (``gguf_architectures.WINDOW_RULES``).
+its code for the architecture (``architectures.WINDOW_RULES``).
 """
 
 from dataclasses import dataclass
 
 from kvfolio.errors import UnknownModelError
 from kvfolio.spec.fields import Fields
-from kvfolio.spec.gguf_architectures import CHUNKED, KNOWN, WINDOW_BY_LIST, WINDOW_RULES, WindowRule
-from kvfolio.spec.gguf_keys import Blocks, flags
+from kvfolio.spec.gguf.architectures import CHUNKED, KNOWN, WINDOW_BY_LIST, WINDOW_RULES, WindowRule
+from kvfolio.spec.gguf.keys import Blocks, flags
 
 _KEY, _PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
 _EXAONE4_32B_LAYERS = 64  # its first files leave the window out

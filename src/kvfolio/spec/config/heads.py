@@ -4,8 +4,8 @@ Knows nothing of which layer it is for: per-layer values are laid over the field
 """
 
 from kvfolio.errors import BrokenModelError, UnknownModelError
+from kvfolio.spec.config.words import WINDOW_NAMES
 from kvfolio.spec.fields import Fields, show
-from kvfolio.spec.layer_words import WINDOW_NAMES
 from kvfolio.spec.layers import LatentAttention
 
 MAX_LAYERS = 10_000  # a bound for absurd files, far above any model

@@ -1,6 +1,6 @@
 """Turns the GGUF header of any architecture that llama.cpp writes into a ModelSpec: what each layer remembers.
 
-Knows nothing of networks: ``gguf_runnable.py`` reads those of the families that the engine runs. A layer is counted
+Knows nothing of networks: ``runnable.py`` reads those of the families that the engine runs. A layer is counted
 as llama.cpp would keep it; where the header leaves something out, that is noted.
 """
 
@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvfolio.errors import BrokenModelError, UnknownModelError
+from kvfolio.spec.config.runnable import MAX_LAYERS
 from kvfolio.spec.fields import Fields
-from kvfolio.spec.gguf import GgufHeader, part_names
-from kvfolio.spec.gguf_architectures import KNOWN, STATES_BESIDE_ATTENTION, STATES_ONLY, architecture_of
-from kvfolio.spec.gguf_keys import Blocks, flags, integers
-from kvfolio.spec.gguf_states import may_keep_states, recurrent_layers, state_of
-from kvfolio.spec.gguf_weights import count_weights, first_part, parts_at_hand, stored_format
-from kvfolio.spec.gguf_windows import Windows, windows_of
+from kvfolio.spec.gguf.architectures import KNOWN, STATES_BESIDE_ATTENTION, STATES_ONLY, architecture_of
+from kvfolio.spec.gguf.header import GgufHeader, part_names
+from kvfolio.spec.gguf.keys import Blocks, flags, integers
+from kvfolio.spec.gguf.states import may_keep_states, recurrent_layers, state_of
+from kvfolio.spec.gguf.weights import count_weights, first_part, parts_at_hand, stored_format
+from kvfolio.spec.gguf.windows import Windows, windows_of
 from kvfolio.spec.layers import (
     BlockSparse,
     ChunkedAttention,
@@ -30,7 +31,6 @@ from kvfolio.spec.layers import (
     SlidingWindow,
 )
 from kvfolio.spec.model import ModelSpec
-from kvfolio.spec.runnable import MAX_LAYERS
 
 _USE_THE_FOLDER = "use the Hugging Face folder of the model"
 _GEMMA3N_OWN_LAYERS = 20  # the others read what these stored

@@ -7,7 +7,7 @@ of the short convolution and the state itself.
 from kvfolio.errors import UnknownModelError
 from kvfolio.spec.fields import Fields, show
 from kvfolio.spec.formats import F32
-from kvfolio.spec.gguf_architectures import (
+from kvfolio.spec.gguf.architectures import (
     KNOWN,
     STATE_KEYS,
     STATES,
@@ -16,7 +16,7 @@ from kvfolio.spec.gguf_architectures import (
     STATES_ONLY,
     STATES_WHERE_NO_FEED_FORWARD,
 )
-from kvfolio.spec.gguf_keys import Blocks, flags, integers
+from kvfolio.spec.gguf.keys import Blocks, flags, integers
 from kvfolio.spec.layers import RecurrentState
 
 _USUAL_STRIDE = 4  # every fourth layer of the Qwen hybrids is attention

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from kvfolio.errors import BrokenModelError
 from kvfolio.spec.fields import Fields
-from kvfolio.spec.gguf import GgufHeader, GgufTensor, part_names, read_part
+from kvfolio.spec.gguf.header import GgufHeader, GgufTensor, part_names, read_part
 from kvfolio.spec.model import WeightCount
 
 # The experts of a layer are one tensor; the first Mixtral files have one for each. Shared ones (_shexp) are no match.

@@ -6,12 +6,13 @@ Knows nothing of files, weights or model names beyond what ``class_defaults`` sa
 from collections.abc import Mapping
 
 from kvfolio.errors import UnknownModelError
-from kvfolio.spec import config_heads as heads
-from kvfolio.spec import layer_words as sorts
-from kvfolio.spec.class_defaults import ClassDefaults
+from kvfolio.spec.config import heads
+from kvfolio.spec.config import words as sorts
+from kvfolio.spec.config.class_defaults import ClassDefaults
+from kvfolio.spec.config.patterns import layer_words, rope_flags
+from kvfolio.spec.config.states import state_layer
 from kvfolio.spec.fields import Fields
 from kvfolio.spec.formats import BF16, CacheFormat
-from kvfolio.spec.layer_patterns import layer_words, rope_flags
 from kvfolio.spec.layers import (
     BlockSparse,
     ChunkedAttention,
@@ -26,7 +27,6 @@ from kvfolio.spec.layers import (
     SingleKind,
     SlidingWindow,
 )
-from kvfolio.spec.states import state_layer
 
 _RATIOS = {sorts.CSA: 4, sorts.HCA: 128}
 _RATE_NAMES = {sorts.CSA: "compressed_sparse_attention", sorts.HCA: "heavily_compressed_attention"}

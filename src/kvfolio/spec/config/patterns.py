@@ -7,9 +7,8 @@ a window that is merely set, and that over what the model's class would do.
 from collections.abc import Callable
 
 from kvfolio.errors import UnknownModelError
-from kvfolio.spec.class_defaults import ClassDefaults
-from kvfolio.spec.fields import Fields
-from kvfolio.spec.layer_words import (
+from kvfolio.spec.config.class_defaults import ClassDefaults
+from kvfolio.spec.config.words import (
     CHUNKED,
     CROSS,
     CSA,
@@ -29,6 +28,7 @@ from kvfolio.spec.layer_words import (
     sort_of_letter,
     sort_of_word,
 )
+from kvfolio.spec.fields import Fields
 
 # Fields that say nothing more where a list of layers has said it all.
 SUPERSEDED = frozenset(

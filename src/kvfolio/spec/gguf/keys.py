@@ -6,7 +6,7 @@ Knows nothing of what a key means.
 from dataclasses import dataclass
 
 from kvfolio.spec.fields import Fields
-from kvfolio.spec.gguf import LazyArray
+from kvfolio.spec.gguf.header import LazyArray
 
 _MAX_VALUE = 2**40  # as in ``fields``: beyond it no model exists
 

@@ -20,9 +20,9 @@ from kvfolio.spec.layers import (
     SharedCache,
     SlidingWindow,
 )
-from kvfolio.spec.recurrent_weights import recurrent_weights
 from kvfolio.spec.token_layers import HeadLayer
-from kvfolio.spec.weight_traits import Traits, Weights, bare_type
+from kvfolio.spec.weights.recurrent import recurrent_weights
+from kvfolio.spec.weights.traits import Traits, Weights, bare_type
 
 _HEADS = (
     "num_attention_heads",

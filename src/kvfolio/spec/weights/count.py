@@ -6,19 +6,19 @@ Checked against transformers' own networks (``tests/parity/test_weight_count.py`
 
 from dataclasses import replace
 
-from kvfolio.spec.feed_forward_weights import (
+from kvfolio.spec.fields import Fields
+from kvfolio.spec.layers import CombinedLayer, CrossAttention, LayerKind, RecurrentState
+from kvfolio.spec.model import WeightCount
+from kvfolio.spec.weights.feed_forward import (
     FeedForward,
     feed_forward_weights,
     read_experts,
     replaced_by_matrix,
 )
-from kvfolio.spec.fields import Fields
-from kvfolio.spec.layers import CombinedLayer, CrossAttention, LayerKind, RecurrentState
-from kvfolio.spec.mixer_weights import MixerFacts, mixer_weights, read_mixer_facts
-from kvfolio.spec.model import WeightCount
-from kvfolio.spec.quantised import LayerPieces, published_bytes
-from kvfolio.spec.tower_weights import T5_TYPES, encoder_weights, tower_weights
-from kvfolio.spec.weight_traits import Traits, Weights, bare_type, traits_of
+from kvfolio.spec.weights.mixers import MixerFacts, mixer_weights, read_mixer_facts
+from kvfolio.spec.weights.quantised import LayerPieces, published_bytes
+from kvfolio.spec.weights.towers import T5_TYPES, encoder_weights, tower_weights
+from kvfolio.spec.weights.traits import Traits, Weights, bare_type, traits_of
 
 _HIDDEN = ("hidden_size", "n_embd", "d_model", "n_embed", "model_dim")
 # Learned positions: where their number stands, and how many more rows the table has.

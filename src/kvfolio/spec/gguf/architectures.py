@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kvfolio.errors import BrokenModelError, UnknownModelError
 from kvfolio.spec.fields import Fields, show
-from kvfolio.spec.gguf import GgufHeader, LazyArray
+from kvfolio.spec.gguf.header import GgufHeader, LazyArray
 
 
 def _words(text: str) -> frozenset[str]:

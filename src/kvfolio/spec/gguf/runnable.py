@@ -4,12 +4,12 @@ Knows nothing of dequantising. Reads tensor names and shapes, and the values of 
 """
 
 from kvfolio.errors import BrokenModelError, UnknownModelError
+from kvfolio.spec.config.runnable import MAX_LAYERS
 from kvfolio.spec.fields import Fields, show
-from kvfolio.spec.gguf import GgufHeader, GgufTensor, LazyArray, read_f32
+from kvfolio.spec.gguf.header import GgufHeader, GgufTensor, LazyArray, read_f32
 from kvfolio.spec.layers import FullAttention, PagedLayer, SlidingWindow
 from kvfolio.spec.model import Network, Rope, RunnableSpec
 from kvfolio.spec.ropes import llama3_rope_from_factors, rope_from_gguf, usable_context
-from kvfolio.spec.runnable import MAX_LAYERS
 from kvfolio.spec.shape import UNCOUNTED, completed
 
 FAMILIES = {"llama": "llama", "qwen2": "llama", "qwen3": "llama", "gemma3": "gemma3", "gpt2": "gpt2"}

@@ -8,15 +8,15 @@ import re
 from collections.abc import Mapping
 
 from kvfolio.errors import BrokenModelError, SpecError, UnknownModelError
-from kvfolio.spec import config_heads as heads
-from kvfolio.spec.class_defaults import ClassDefaults, class_names, find_class_defaults
-from kvfolio.spec.config_layers import layers_of
+from kvfolio.spec.config import heads
+from kvfolio.spec.config.class_defaults import ClassDefaults, class_names, find_class_defaults
+from kvfolio.spec.config.known_types import ENCODERS, LOOPED, REMOTE
+from kvfolio.spec.config.layers import layers_of
+from kvfolio.spec.config.patterns import SUPERSEDED
 from kvfolio.spec.fields import Fields, show
-from kvfolio.spec.known_types import ENCODERS, LOOPED, REMOTE
-from kvfolio.spec.layer_patterns import SUPERSEDED
 from kvfolio.spec.layers import LayerKind, NoCache
 from kvfolio.spec.model import ModelSpec, WeightCount
-from kvfolio.spec.weight_count import count_weights
+from kvfolio.spec.weights.count import count_weights
 
 _NESTED = (
     "text_config",

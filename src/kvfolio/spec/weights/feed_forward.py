@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kvfolio.spec.fields import Fields
 from kvfolio.spec.layers import LayerKind, NoCache, SharedCache
-from kvfolio.spec.weight_traits import NOTHING, Traits, Weights, bare_type, per_layer
+from kvfolio.spec.weights.traits import NOTHING, Traits, Weights, bare_type, per_layer
 
 _DENSE_WIDTH = (
     "dense_intermediate_size",

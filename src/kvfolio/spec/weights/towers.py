@@ -5,7 +5,7 @@ config gives none is noted as not counted.
 """
 
 from kvfolio.errors import BrokenModelError
-from kvfolio.spec.class_defaults import find_class_defaults
+from kvfolio.spec.config.class_defaults import find_class_defaults
 from kvfolio.spec.fields import Fields
 
 _WIDTH = ("embed_dim", "width", "vt_hidden_size", "d_model", "hidden_size")

@@ -1,6 +1,6 @@
 """The sorts of layer as words, and how lists and patterns of a config spell them.
 
-Knows nothing of which field means what; that is ``layer_patterns.py``.
+Knows nothing of which field means what; that is ``patterns.py``.
 """
 
 import re
