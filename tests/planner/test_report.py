@@ -256,3 +256,12 @@ def test_the_python_front_door_takes_a_name_a_spec_or_a_path() -> None:
     assert kvfolio.plan(kvfolio.read_model("llama-3.1-8b"), context=[4096]) == by_name
     with pytest.raises(dataclasses.FrozenInstanceError):
         by_name.weights_bytes = 1  # type: ignore[misc]
+
+
+def test_weights_that_are_not_known_give_no_speed_and_are_named() -> None:
+    plan = make_plan(spec_of(FULL, weights=WeightCount(0, 0, 0, "config")), PlanOptions(CARD))
+    assert (plan.step, plan.contexts[0].ttft_s) == (None, None)
+    assert any("weights are not known" in sentence for sentence in plan.assumptions)
+    stated = make_plan(spec_of(FULL, weights=WeightCount(0, 0, 0, "config")), PlanOptions(CARD, weights_bytes=10**9))
+    assert stated.step is not None
+    assert stated.step.weights_bytes_read == 10**9

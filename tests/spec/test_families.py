@@ -409,3 +409,11 @@ def test_nothing_but_junk_gives_a_named_error_or_finite_bytes(junk: Config) -> N
         assert bytes_at(read(junk), 1000) >= 0
     except KvfolioError as error:
         assert str(error)
+
+
+def test_a_class_that_stores_more_heads_than_the_weights_have_is_named() -> None:
+    config: dict[str, object] = {"model_type": "falcon", "num_hidden_layers": 60, "hidden_size": 8192}
+    config |= {"num_attention_heads": 128, "new_decoder_architecture": True, "num_kv_heads": 8, "vocab_size": 65024}
+    spec = spec_from_config(config, "falcon-40b")
+    assert spec.layers[0].num_kv_heads == 8
+    assert any("transformers stores 128, 16 times the bytes" in note for note in spec.assumptions)

@@ -172,7 +172,8 @@ def make_plan(spec: ModelSpec, options: PlanOptions) -> Plan:
     notes += share.notes
     usable = int((options.device.memory_bytes or 0) * options.utilisation) - options.reserve
     device = options.device
-    speeds = Speeds(device.bandwidth_bytes_per_s, device.bf16_flops) if device.bandwidth_bytes_per_s else None
+    known = device.bandwidth_bytes_per_s is not None and weights_bytes > 0
+    speeds = Speeds(device.bandwidth_bytes_per_s or 0, device.bf16_flops) if known else None
     memory = max(0, usable - share.weights_bytes)
     scene = _Scene(spec, options, options.cache_format, share, weights_bytes, memory, speeds)
     contexts = options.contexts or _usual_contexts(spec.max_context)
@@ -241,7 +242,9 @@ def _general_notes(scene: _Scene, notes: list[str]) -> None:
         notes.append(f"{1 - options.utilisation:.0%} of each device's memory is left to activations and the runtime")
     if scene.spec.weights.num_experts:
         notes.append("experts are chosen evenly and independently: a step reads those that its tokens reach")
-    if scene.speeds is None:
+    if not scene.weights_bytes:
+        notes.append("the weights are not known: users are counted as if they took nothing; give --weights-bytes")
+    elif scene.speeds is None:
         notes.append(f"the bandwidth of {options.device.name} is not known: no speeds; give one with --bandwidth")
     if options.devices * options.pipeline > 1:
         notes.append("time on the links between devices is not counted")

@@ -69,8 +69,10 @@ def experts_read_share(weights: WeightCount, users: int) -> float:
     An expert is left alone by all tokens with probability (1 - chosen / experts) ^ users. Towers and encoders, which
     no text token passes, are not read.
     """
+    if not weights.num_params:
+        return 1.0
     if not weights.num_experts:
-        return min(1.0, weights.num_active_params / max(1, weights.num_params))
+        return min(1.0, weights.num_active_params / weights.num_params)
     chosen = weights.experts_per_token / weights.num_experts
     always = weights.num_active_params - weights.expert_params * chosen
     touched = weights.expert_params * (1 - (1 - chosen) ** users)

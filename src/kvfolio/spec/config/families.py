@@ -73,6 +73,7 @@ def spec_from_config(config: Mapping[str, object], name: str) -> ModelSpec:
     q_heads = heads.num_q_heads(fields.over(_first_of_lists(fields))) if attends else 0
     if defaults is None and model_type not in REMOTE:
         _refuse_unread(fields, model_type)
+    _note_repeated_heads(fields, layers, q_heads)
     return ModelSpec(
         name=name,
         model_type=model_type,
@@ -84,6 +85,16 @@ def spec_from_config(config: Mapping[str, object], name: str) -> ModelSpec:
         weights=_weights(fields, root, layers, model_type),
         assumptions=tuple(root.assumptions),
     )
+
+
+def _note_repeated_heads(fields: Fields, layers: tuple[LayerKind, ...], num_q_heads: int) -> None:
+    """Falcon-40B's class in transformers repeats keys and values for every query head before it stores them."""
+    heads_held = max((layer.num_kv_heads for layer in layers), default=0)
+    if fields.get("new_decoder_architecture") is True and heads_held < num_q_heads:
+        fields.note(
+            f"{heads_held} key/value heads are counted, as the weights have them; transformers stores {num_q_heads}, "
+            f"{num_q_heads // heads_held} times the bytes"
+        )
 
 
 def _weights(fields: Fields, root: Fields, layers: tuple[LayerKind, ...], model_type: str) -> WeightCount:
