@@ -199,7 +199,7 @@ def test_the_dtype_has_two_spellings(field: str, word: str, dtype: str) -> None:
 def test_what_was_assumed_is_listed() -> None:
     spec = read(without(QWEN3_06B, "head_dim", "rms_norm_eps", "hidden_act", "torch_dtype"))
     assert spec.assumptions == (
-        "head_dim is absent: 128 assumed",
+        "head_dim is absent: 128 assumed, the default of model_type qwen3",
         "rms_norm_eps is absent: 1e-06 assumed",
         "hidden_act is absent: silu assumed",
         "dtype is absent: float32 assumed, as transformers loads it",
@@ -237,7 +237,7 @@ def test_mistral_windows_every_layer_or_none(found: int | None, window: int | No
 def test_a_mistral_without_the_field_has_the_window_of_its_class() -> None:
     spec = read(without(MISTRAL_7B, "sliding_window"))
     assert windows(spec) == [4096] * 32
-    assert spec.assumptions == ("sliding_window is absent: 4,096 assumed",)
+    assert spec.assumptions == ("sliding_window is absent: 4,096 assumed, the default of model_type mistral",)
 
 
 def test_every_sixth_layer_of_gemma3_is_global() -> None:
@@ -245,7 +245,7 @@ def test_every_sixth_layer_of_gemma3_is_global() -> None:
     assert windows(read(GEMMA3_270M, sliding_window_pattern=2)) == [512, None] * 9
     absent = read(without(GEMMA3_270M, "sliding_window_pattern"))
     assert windows(absent) == ([512] * 5 + [None]) * 3
-    assert absent.assumptions == ("sliding_window_pattern is absent: 6 assumed",)
+    assert absent.assumptions == ("no list of layer types: the pattern of model_type gemma3_text assumed",)
 
 
 @pytest.mark.parametrize("config", [QWEN2_7B, QWEN3_06B, MISTRAL_7B, GEMMA3_270M])
@@ -271,7 +271,7 @@ def test_layer_types_win_over_every_flag(config: Config) -> None:
         (SMOLLM2 | {"torch_dtype": "float8_e4m3fn"}, "'float8_e4m3fn' is not supported; known: float32, bfloat16"),
         (SMOLLM2 | {"quantization_config": {"quant_method": "awq"}}, "quantization_config is .*'awq'.*unquantised"),
         (SMOLLM2 | {"sliding_window": 4096}, "sliding_window is 4096: llama has no window"),
-        (SMOLLM2 | {"layer_types": ["sliding_attention"] * 30}, "accepted for llama: full_attention"),
+        (SMOLLM2 | {"layer_types": ["sliding_attention"] * 30}, "known for llama: full_attention"),
         (MISTRAL_7B | {"attention_bias": True}, "attention_bias is True"),
         (GEMMA3_270M | {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0"),
         (GEMMA3_270M | {"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0"),
@@ -281,7 +281,7 @@ def test_layer_types_win_over_every_flag(config: Config) -> None:
         (GPT2 | {"add_cross_attention": True}, "add_cross_attention is True"),
         (
             QWEN3_06B | {"layer_types": ["linear_attention"] * 28},
-            "layer_types holds 'linear_attention'; known: full_attention, sliding_attention",
+            "layer_types holds 'linear_attention'; known for qwen3: full_attention, sliding_attention",
         ),
     ],
 )
@@ -332,9 +332,12 @@ def test_llama_without_key_value_heads_has_one_for_each_query_head() -> None:
         ({"architectures": "LlamaForCausalLM"}, "architectures is 'LlamaForCausalLM'; accepted: a list of texts"),
         ({"model_type": 3}, "model_type is 3; accepted: a text"),
         ({"rope_scaling": "linear"}, "rope_scaling is 'linear'; accepted: an object or null"),
-        ({"layer_types": ["full_attention"]}, "layer_types has 1 entries for 30 layers"),
-        ({"num_attention_heads": 10, "head_dim": 64}, "10 query heads cannot share 3 key/value heads"),
-        ({"num_attention_heads": 7}, "hidden size of 576 does not divide into 7 heads"),
+        ({"layer_types": ["full_attention"]}, "layer_types is '1 entries'; accepted: one for each of the 30"),
+        (
+            {"num_attention_heads": 10, "head_dim": 64},
+            "is 3; accepted: a number that 10 query heads",
+        ),
+        ({"num_attention_heads": 12, "num_key_value_heads": 12, "hidden_size": 577}, "577 .* 12"),
         ({"head_dim": 63}, "63 rotated numbers in a head of 63; accepted: an even number"),
     ],
 )

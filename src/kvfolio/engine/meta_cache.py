@@ -7,6 +7,7 @@ seconds. Knows nothing of the plan that the result is held against.
 import contextlib
 import copy
 import inspect
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -46,15 +47,15 @@ def measure_cache(config: Mapping[str, object], num_tokens: int) -> MeasuredCach
     """
     if num_tokens < 1:
         raise OptionError(f"num_tokens is {num_tokens}; at least 1 token must pass")
-    whole = load_config(config)
     dtype = _dtype(config)
     failures = []
-    for model_class, model_config in _candidates(whole):
-        for attention in ("sdpa", "eager"):
-            try:
-                return _measure(_build(model_class, model_config, attention, dtype), attention, num_tokens)
-            except Exception as error:  # whatever a foreign model raises, the next way may work
-                failures.append(f"{model_class.__name__}/{attention}: {type(error).__name__}: {_first_line(error)}")
+    with _quiet():
+        for model_class, model_config in _candidates(load_config(config)):
+            for attention in ("sdpa", "eager"):
+                try:
+                    return _measure(_build(model_class, model_config, attention, dtype), attention, num_tokens)
+                except Exception as error:  # whatever a foreign model raises, the next way may work
+                    failures.append(f"{model_class.__name__}/{attention}: {type(error).__name__}: {_first_line(error)}")
     known = [failure for failure in failures if _NO_SDPA not in failure] or failures
     reason = known[0] if known else "no class that writes text"
     raise UnknownModelError(f"transformers {transformers.__version__} cannot run {_type_of(config)} on meta: {reason}")
@@ -141,14 +142,21 @@ def _candidates(whole: Any) -> Iterator[tuple[Any, Any]]:
     thinker = getattr(whole, "thinker_config", None)  # of a model that also speaks
     if thinker is not None:
         yield from _candidates(thinker)
-    text = whole.get_text_config(decoder=True)
+    text = _text_part(whole)
     if text is not whole and not getattr(whole, "is_encoder_decoder", False):
         yield from _classes(_DECODERS, text)
     yield from _classes((*_DECODERS[:1], *_WHOLE, *_DECODERS[1:]), whole)
 
 
+def _text_part(config: Any) -> Any:
+    try:
+        return config.get_text_config(decoder=True)
+    except ValueError:  # several parts may be meant: the model as a whole, then
+        return config
+
+
 def _classes(mappings: tuple[Any, ...], config: Any) -> Iterator[tuple[Any, Any]]:
-    text = config.get_text_config(decoder=True)
+    text = _text_part(config)
     for mapping in mappings:
         found: Any = None
         with contextlib.suppress(ValueError):  # a mapping may name a class that is not there
@@ -162,7 +170,7 @@ def _classes(mappings: tuple[Any, ...], config: Any) -> Iterator[tuple[Any, Any]
 
 def _measure(model: Any, attention: str, num_tokens: int) -> MeasuredCache:
     before = _module_tensors(model)
-    with torch.no_grad(), torch.device("meta"), NoValues(), _quiet():
+    with torch.no_grad(), torch.device("meta"), NoValues():
         inputs = _inputs(model, num_tokens)
         outputs = model(**inputs, use_cache=True, return_dict=True)
         cache = next((outputs[name] for name in _CACHE_NAMES if outputs.get(name) is not None), None)
@@ -189,7 +197,7 @@ def _measure(model: Any, attention: str, num_tokens: int) -> MeasuredCache:
 
 def _build(model_class: Any, config: Any, attention: str, dtype: torch.dtype) -> Any:
     config = copy.deepcopy(config)
-    with torch.device("meta"), NoValues(), _quiet():
+    with torch.device("meta"), NoValues():
         build = getattr(model_class, "_from_config", None) or model_class
         # Experts one by one: none is chosen, so none is run.
         model = build(config, attn_implementation=attention, experts_implementation="eager", dtype=dtype)
@@ -203,7 +211,9 @@ def _quiet() -> Iterator[None]:
     transformers.logging.set_verbosity_error()
     torch.distributions.Distribution.set_default_validate_args(False)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         transformers.logging.set_verbosity(level)
         torch.distributions.Distribution.set_default_validate_args(checks)

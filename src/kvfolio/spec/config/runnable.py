@@ -7,6 +7,8 @@ change the result and cannot be expressed is refused by name.
 from collections.abc import Mapping
 
 from kvfolio.errors import BrokenModelError, UnknownModelError
+from kvfolio.spec.config.class_defaults import find_class_defaults
+from kvfolio.spec.config.layers import layers_of
 from kvfolio.spec.fields import Fields, show
 from kvfolio.spec.layers import FullAttention, PagedLayer, SlidingWindow
 from kvfolio.spec.model import Network, Rope, RunnableSpec
@@ -38,6 +40,15 @@ _ACTIVATIONS = {
 }
 _DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
+# Where the class would assume the number of one checkpoint, weights of another would be misread.
+_REQUIRED = {
+    "llama": ("num_hidden_layers",),
+    "mistral": ("num_hidden_layers", "num_key_value_heads"),
+    "qwen2": ("num_hidden_layers", "num_key_value_heads"),
+    "qwen3": ("num_hidden_layers", "num_key_value_heads"),
+    "gemma3_text": ("num_hidden_layers", "num_key_value_heads", "sliding_window"),
+    "gpt2": (),
+}
 _CHANGES_THE_RESULT = "kvfolio does not compute this, and without it the model's answers would differ"
 _REFUSED = {
     "llama": (),
@@ -91,8 +102,8 @@ def _rotary(fields: Fields, model_type: str) -> RunnableSpec:
     """A model of the llama or gemma3 family."""
     gemma = model_type == "gemma3_text"
     hidden_size, num_q_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
-    head_width = _head_width(fields, model_type, hidden_size, num_q_heads)
-    layers = _layers(fields, model_type, _num_kv_heads(fields, model_type, num_q_heads), head_width)
+    layers = _layers(fields, model_type)
+    head_width = layers[0].k_width
     max_positions = fields.integer("max_position_embeddings")
     rope_local: Rope | None
     if gemma:
@@ -129,8 +140,9 @@ def _rotary(fields: Fields, model_type: str) -> RunnableSpec:
 def _gpt2(fields: Fields) -> RunnableSpec:
     """A GPT-2; its old field names and the usual ones mean the same."""
     hidden_size, num_heads = fields.integer("n_embd", "hidden_size"), fields.integer("n_head", "num_attention_heads")
-    num_layers = fields.integer("n_layer", "num_hidden_layers", high=MAX_LAYERS)
-    head_width = _divided(fields, hidden_size, num_heads)
+    fields.integer("n_layer", "num_hidden_layers", high=MAX_LAYERS)  # never the class's own number
+    layers = _layers(fields, "gpt2")
+    head_width = layers[0].k_width
     network = Network(
         hidden_size=hidden_size,
         num_q_heads=num_heads,
@@ -145,7 +157,6 @@ def _gpt2(fields: Fields) -> RunnableSpec:
         tie_embeddings=fields.flag("tie_word_embeddings", True),
     )
     context = fields.integer("n_positions", "max_position_embeddings", "n_ctx", assume=1024)
-    layers = (FullAttention(num_heads, head_width, head_width),) * num_layers
     return _finished(fields, "gpt2", "gpt2", layers, network, context, 50256)
 
 
@@ -182,89 +193,36 @@ def _finished(
     )
 
 
-def _head_width(fields: Fields, model_type: str, hidden_size: int, num_q_heads: int) -> int:
-    """Numbers in one head: stated ones win; two classes have a width of their own, the others divide."""
-    if fields.get("head_dim") is not None:
-        return fields.integer("head_dim")
-    usual = {"qwen3": 128, "gemma3_text": 256}.get(model_type)
-    return fields.integer("head_dim", assume=usual) if usual else _divided(fields, hidden_size, num_q_heads)
+def _layers(fields: Fields, model_type: str) -> tuple[PagedLayer, ...]:
+    """The layers in order, as the planner reads them; refuses kinds of memory that the engine does not keep."""
+    for name in _REQUIRED[model_type]:
+        if not fields.names(name):
+            raise fields.missing(name)
+    _check_layer_types(fields, model_type)
+    defaults = find_class_defaults(model_type)
+    usual = defaults.usual if defaults is not None else {}
+    known = Fields(fields.values, fields.where, fields.prefix, fields.assumptions, usual, model_type)
+    layers = layers_of(known, model_type, defaults)
+    kept: list[PagedLayer] = []
+    for layer in layers:
+        if not isinstance(layer, FullAttention | SlidingWindow):
+            raise UnknownModelError(f"{fields.where}: the engine keeps no layers of kind {layer.kind}")
+        kept.append(layer)
+    return tuple(kept)
 
 
-def _divided(fields: Fields, hidden_size: int, num_heads: int) -> int:
-    if hidden_size % num_heads:
-        raise BrokenModelError(
-            f"{fields.where}: a hidden size of {hidden_size} does not divide into {num_heads} heads; "
-            "state head_dim or correct one of the two"
-        )
-    return hidden_size // num_heads
-
-
-def _num_kv_heads(fields: Fields, model_type: str, num_q_heads: int) -> int:
-    """Key/value heads. Null means one for each query head; where the class default is one checkpoint's number
-    (mistral 8, qwen 32, gemma 4), an absent field is an error, not that number."""
-    if model_type == "llama" or fields.names("num_key_value_heads"):
-        return fields.integer("num_key_value_heads", default=num_q_heads)
-    return fields.integer("num_key_value_heads")
-
-
-def _layers(fields: Fields, model_type: str, num_kv_heads: int, head_width: int) -> tuple[PagedLayer, ...]:
-    """The layers in order. ``layer_types`` wins over every flag."""
-    num_layers = fields.integer("num_hidden_layers", high=MAX_LAYERS)
-    full = FullAttention(num_kv_heads, head_width, head_width)
+def _check_layer_types(fields: Fields, model_type: str) -> None:
+    """Refuse what the family's network does not compute, whatever the planner can count."""
+    accepted = (FULL,) if model_type == "llama" else (FULL, SLIDING)
     if model_type == "llama":
         fields.refuse_if_set("sliding_window", "llama has no window; model_type mistral has")
-    slides = _stated_slides(fields, num_layers)
-    if slides is None:
-        slides = _usual_slides(fields, model_type, num_layers)
-    elif any(slides) and model_type == "llama":
-        raise UnknownModelError(f"{fields.where}: layer_types holds {SLIDING}; accepted for llama: {FULL}")
-    elif any(slides) and model_type.startswith("qwen") and not fields.flag("use_sliding_window", False):
-        fields.note(f"use_sliding_window is off, layer_types holds {SLIDING}: layer_types wins")
-    if not any(slides):
-        return (full,) * num_layers
-    window = SlidingWindow(num_kv_heads, head_width, head_width, _window(fields, model_type))
-    return tuple(window if slide else full for slide in slides)
-
-
-def _stated_slides(fields: Fields, num_layers: int) -> list[bool] | None:
-    """Which layers have a window according to ``layer_types``; None when the config has none."""
-    types = fields.texts("layer_types")
-    if types is None:
-        return None
+    types = fields.texts("layer_types") or ()
     for word in types:
-        if word not in (FULL, SLIDING):
-            raise UnknownModelError(f"{fields.where}: layer_types holds {show(word)}; known: {FULL}, {SLIDING}")
-    if len(types) != num_layers:
-        raise BrokenModelError(
-            f"{fields.where}: layer_types has {len(types)} entries for {num_layers} layers; give one for each"
-        )
-    return [word == SLIDING for word in types]
-
-
-def _usual_slides(fields: Fields, model_type: str, num_layers: int) -> list[bool]:
-    """Which layers have a window when no list says so."""
-    if model_type == "gemma3_text":
-        period = fields.integer("sliding_window_pattern", assume=6)
-        return [(index + 1) % period != 0 for index in range(num_layers)]
-    if model_type == "mistral":
-        return [_has_window(fields)] * num_layers
-    if model_type.startswith("qwen") and fields.flag("use_sliding_window", False) and _has_window(fields):
-        first = fields.integer("max_window_layers", assume=28, low=0)
-        return [index >= first for index in range(num_layers)]
-    return [False] * num_layers
-
-
-def _has_window(fields: Fields) -> bool:
-    """Whether a window is set; null and 0 switch it off, absence means the class default."""
-    if not fields.names("sliding_window"):
-        return True
-    return fields.integer("sliding_window", default=0, low=0) > 0
-
-
-def _window(fields: Fields, model_type: str) -> int:
-    if fields.names("sliding_window") or model_type == "gemma3_text":
-        return fields.integer("sliding_window")
-    return fields.integer("sliding_window", assume=4096)
+        if word not in accepted:
+            known = ", ".join(accepted)
+            raise UnknownModelError(f"{fields.where}: layer_types holds {show(word)}; known for {model_type}: {known}")
+    if SLIDING in types and model_type.startswith("qwen") and not fields.flag("use_sliding_window", False):
+        fields.note(f"use_sliding_window is off, layer_types holds {SLIDING}: layer_types wins")
 
 
 def _activation(fields: Fields, field: str, usual: str) -> str:
