@@ -1,4 +1,4 @@
-"""Writes src/kvfolio/spec/config/class_defaults.json: what transformers' configuration classes assume for an absent key.
+"""Writes spec/config/class_defaults.json: what the configuration classes of transformers assume for an absent key.
 
 Knows nothing of models or caches: a fact is copied when its name may decide the size of the cache, a state or the
 weights. Run with transformers installed: ``python tests/parity/make_class_defaults.py``.

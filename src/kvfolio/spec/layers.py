@@ -37,8 +37,26 @@ __all__ = [
 ]
 
 
+class _WithoutTokens(LayerMemory):
+    """A layer that keeps nothing of single tokens, and so has no heads, widths or window."""
+
+    __slots__ = ()
+
+    @property
+    def num_kv_heads(self) -> int:
+        return 0
+
+    @property
+    def head_dim(self) -> int:
+        return 0
+
+    @property
+    def window(self) -> int | None:
+        return None
+
+
 @dataclass(frozen=True, slots=True)
-class RecurrentState(LayerMemory):
+class RecurrentState(_WithoutTokens):
     """A state of constant size instead of tokens: Mamba, gated delta net, lightning attention, RG-LRU, short conv.
 
     The formats are the layer's own: a cache format for keys and values says nothing about them.
@@ -54,24 +72,11 @@ class RecurrentState(LayerMemory):
     def kind(self) -> str:
         return "recurrent"
 
-    @property
-    def num_kv_heads(self) -> int:
-        return 0
-
-    @property
-    def head_dim(self) -> int:
-        return 0
-
-    @property
-    def window(self) -> int | None:
-        return None
-
     def bytes_at(self, num_tokens: int, fmt: CacheFormat) -> int:
         return self.fixed_bytes(fmt)
 
     def fixed_bytes(self, fmt: CacheFormat) -> int:
-        state = self.state_format.vector_bytes(self.state_numbers) if self.state_numbers else 0
-        return state + (self.conv_format.vector_bytes(self.conv_numbers) if self.conv_numbers else 0)
+        return self.state_format.vector_bytes(self.state_numbers) + self.conv_format.vector_bytes(self.conv_numbers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,24 +142,12 @@ class SharedCache(LayerMemory):
 
 
 @dataclass(frozen=True, slots=True)
-class NoCache(LayerMemory):
+class NoCache(_WithoutTokens):
     """A layer without attention: an expert or feed-forward layer of its own, an attention that was pruned away."""
 
     @property
     def kind(self) -> str:
         return "none"
-
-    @property
-    def num_kv_heads(self) -> int:
-        return 0
-
-    @property
-    def head_dim(self) -> int:
-        return 0
-
-    @property
-    def window(self) -> int | None:
-        return None
 
 
 PagedLayer = FullAttention | SlidingWindow  # what the ledger cuts into blocks today
