@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from kvfolio.planner.logs import LogLine, explain_log, read_log
 from kvfolio.planner.options import PlanOptions
-from kvfolio.planner.report import make_plan
 from kvfolio.units import format_bytes
+
+FEW_TOKENS, WIDE_WINDOW = 300, 5000
 
 if TYPE_CHECKING:
     from kvfolio.engine.verify import Verification
@@ -47,12 +48,19 @@ def show_verification(source: str, spec: "ModelSpec", options: PlanOptions, as_j
     from kvfolio.engine.verify import verify
     from kvfolio.spec.source import read_config
 
-    result = verify(spec, read_config(source), make_plan(spec, options).contexts[0].context)
+    tokens = options.contexts[0] if options.contexts else _enough_tokens(spec)
+    result = verify(spec, read_config(source), max(1, tokens))
     if as_json:
         print(json.dumps(_as_object(spec.name, result), ensure_ascii=False))
     else:
         _print_verification(spec.name, result)
     return result.verdict is not False
+
+
+def _enough_tokens(spec: "ModelSpec") -> int:
+    """So many that a usual window is passed; a wide one would take minutes and show nothing more."""
+    windows = [layer.window for layer in spec.layers if layer.window]
+    return max([FEW_TOKENS, *(window + 64 for window in windows if window <= WIDE_WINDOW)])
 
 
 def _as_object(name: str, result: "Verification") -> dict[str, object]:
