@@ -40,6 +40,7 @@ $(READY): pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/kvfolio/k
 	{ $(BIN)/python -c 'import kvfolio.kernels._native' || { echo \
 		"the C++ kernels were not built, so this is only the slow fallback; see whether g++ is installed (Debian: apt install g++)" \
 		"and what it says: $(BIN)/python -m pip install -v -c constraints.txt --editable ."; exit 1; }; } && \
+	$(BIN)/python -m compileall -q src/kvfolio && \
 	touch $(READY) && \
 	echo "set-up took $$(( $$(date +%s) - start )) s"
 

@@ -3,7 +3,16 @@
 import pytest
 
 from kvfolio.errors import OptionError
-from kvfolio.units import enough_bytes, format_bytes, format_count, format_seconds, parse_bytes
+from kvfolio.units import (
+    enough_bytes,
+    format_bytes,
+    format_count,
+    format_decimal_bytes,
+    format_seconds,
+    format_tokens,
+    parse_bytes,
+    parse_tokens,
+)
 
 
 @pytest.mark.parametrize(
@@ -45,3 +54,38 @@ def test_an_enough_size_can_be_typed_and_is_enough(num_bytes: int) -> None:
 def test_seconds_and_counts_keep_three_figures() -> None:
     assert [format_seconds(seconds) for seconds in (2e-5, 0.0123, 1.234)] == ["20 µs", "12.3 ms", "1.23 s"]
     assert [format_count(count) for count in (999, 134_515_008, 2.1e12)] == ["999", "134.52 M", "2.10 T"]
+
+
+def test_weights_on_a_card_are_named_in_both_units_each_with_its_own_label() -> None:
+    assert format_decimal_bytes(141_107_412_992) == "141.1 GB"  # UI-01
+    assert format_bytes(80 * 10**9) == "74.51 GiB"
+    assert [format_decimal_bytes(size) for size in (0, 999, 80 * 10**9, 3_350_000_000_000)] == [
+        "0 B",
+        "999 B",
+        "80.0 GB",
+        "3.4 TB",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [("4096", 4096), ("32k", 32_768), ("128K", 131_072), ("1M", 2**20), (" 7 ", 7), (0, 0)],
+)
+def test_tokens_are_read_as_context_lengths_are_named(text: str | int, tokens: int) -> None:
+    assert parse_tokens(text) == tokens
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1.5k", "32 kk", "many", "1e6", "٣", -1, 10**13])
+def test_what_is_no_number_of_tokens_is_refused(text: str | int) -> None:
+    with pytest.raises(OptionError, match="no number of tokens"):
+        parse_tokens(text)
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0"), (1000, "1,000"), (4096, "4K"), (131_072, "128K"), (2**20, "1M")])
+def test_context_lengths_are_printed_as_they_are_named(count: int, text: str) -> None:
+    assert format_tokens(count) == text
+
+
+def test_a_decimal_size_is_exact() -> None:
+    assert parse_bytes("16.06GB") == 16_060_000_000
+    assert parse_bytes("0.1TiB") == 2**40 // 10

@@ -145,7 +145,7 @@ GPT2: Config = {
     "n_positions": 1024,
     "vocab_size": 50257,
 }
-# The shapes of bugs.md SZ-01: Qwen3-4B, where hidden / heads is 80, and Qwen3-32B.
+# SZ-01: the shapes of Qwen3-4B, where hidden / heads is 80, and Qwen3-32B.
 QWEN3_4B = QWEN3_06B | {"hidden_size": 2560, "num_attention_heads": 32, "num_hidden_layers": 36}
 QWEN3_32B = QWEN3_06B | {"hidden_size": 5120, "num_attention_heads": 64, "num_hidden_layers": 64}
 
