@@ -102,12 +102,14 @@ def enough_bytes(num_bytes: int) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """``seconds`` with a unit that keeps three figures: ``12.3 ms``, ``1.23 s``."""
+    """``seconds`` with a unit that keeps three figures: ``12.3 ms``, ``1.23 s``, ``3.6 h``."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} µs"
     if seconds < 1:
         return f"{seconds * 1e3:.1f} ms"
-    return f"{seconds:.2f} s"
+    if seconds < 600:
+        return f"{seconds:.2f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def format_count(count: float) -> str:

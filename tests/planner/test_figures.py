@@ -16,10 +16,10 @@ from kvfolio.errors import OptionError
 from kvfolio.planner import capacity, sizes
 from kvfolio.planner.figures import PLOTS, plotly_script
 from kvfolio.planner.grids import COUNTS, DEVICES, FORMATS, make_grid
-from kvfolio.planner.hardware import devices, find_device
+from kvfolio.planner.hardware import Device, devices, find_device
 from kvfolio.planner.options import PlanOptions, read_options
 from kvfolio.planner.page import FILES
-from kvfolio.planner.parallel import device_share
+from kvfolio.planner.parallel import device_shares
 from kvfolio.planner.report import Plan, make_plan
 from kvfolio.planner.steptime import Speeds, step_time
 from kvfolio.planner.whatif import what_if
@@ -42,7 +42,9 @@ STATE = RecurrentState("gated_delta_net", 524_288, F32, 24_576, BF16)
 
 def model(*layers: LayerKind, max_context: int | None = 131_072, experts: int = 0) -> ModelSpec:
     weights = WeightCount(
-        8_030_261_248, 8_030_261_248, 16_060_522_496, "config", 6_000_000_000 if experts else 0, experts, experts // 16
+        *(8_030_261_248, 8_030_261_248 if not experts else 8_030_261_248 * 19 // 64, 16_060_522_496, "config"),
+        *(8_030_261_248 * 3 // 4 if experts else 0, experts, experts // 16),
+        expert_bytes=16_060_522_496 * 3 // 4 if experts else 0,
     )
     return ModelSpec("mixed", "test", layers, max_context, "bf16", 4096, 32, weights, ())
 
@@ -55,6 +57,7 @@ MIXED = model(
     CrossAttention(8, 128, 128, 0),
     experts=64,
 )
+MEASURED = Device("cpu", "", 8 << 30, 20 * 10**9, 1e12, None, None, "measured 2026-01-31", "")
 OPTIONS = read_options(context="32k", users=16, device="h100-sxm", utilisation=0.85, reserve="1GiB")
 
 
@@ -71,25 +74,27 @@ def cache_memory(device: dict[str, Any], share: dict[str, Any]) -> int:
     return max(0, device["usable_bytes"] - share["weights_bytes"])
 
 
-def users_that_fit(memory: int, bytes_each: int) -> int | None:
-    return math.floor(memory / bytes_each) if bytes_each > 0 else None
+def users_that_fit(device: dict[str, Any], share: dict[str, Any], bytes_each: int) -> int | None:
+    if share["weights_bytes"] > device["usable_bytes"]:
+        return 0
+    return math.floor(cache_memory(device, share) / bytes_each) if bytes_each > 0 else None
 
 
 def step_seconds(
     grid: dict[str, Any], share: dict[str, Any], cache: dict[str, Any], device: dict[str, Any], *at: int
 ) -> float:
-    context, users = at
-    together = math.ceil(grid["users"][users] / grid["pipeline"])
-    moved = share["weights_read"][users] + together * cache["read_bytes"][context]
-    compute = together * share["decode_flops"][context] / device["bf16_flops"] if device["bf16_flops"] else 0.0
-    return float(max(moved / device["bandwidth_bytes_per_s"], compute) * grid["pipeline"])
+    context, u = at
+    users = grid["users"][u]
+    moved = share["weights_read"][u] + users * cache["read_bytes"][context]
+    compute = users * share["decode_flops"][context] / device["bf16_flops"] if device["bf16_flops"] else 0.0
+    return float(max(moved / device["bandwidth_bytes_per_s"], compute))
 
 
-def first_token(grid: dict[str, Any], share: dict[str, Any], device: dict[str, Any], context: int) -> float | None:
+def first_token(share: dict[str, Any], device: dict[str, Any], context: int) -> float | None:
     if not device["bf16_flops"]:
         return None
     compute = share["prefill_flops"][context] / device["bf16_flops"]
-    return float(max(compute, share["weights_bytes"] / device["bandwidth_bytes_per_s"]) * grid["pipeline"])
+    return float(max(compute, share["prefill_read"][context] / device["bandwidth_bytes_per_s"]))
 
 
 def corners(grid: dict[str, Any]) -> Iterator[tuple[int, int, int]]:
@@ -115,23 +120,22 @@ def plan_at(spec: ModelSpec, options: PlanOptions, grid: dict[str, Any], corner:
     return make_plan(spec, asked)
 
 
-@pytest.mark.parametrize("pipeline", [1, 3])
-def test_every_device_format_count_and_context_gives_the_users_and_speeds_of_the_plan(pipeline: int) -> None:
-    options = dataclasses.replace(OPTIONS, pipeline=pipeline, encoder_tokens=1500)
+def test_every_device_format_count_and_context_gives_the_users_and_speeds_of_the_plan() -> None:
+    options = dataclasses.replace(OPTIONS, encoder_tokens=1500)
     grid = grid_of(MIXED, options)
     body, u = grid["models"][0], grid["chosen"]["users"]
     for corner in corners(grid):
         count, fmt, device = corner
         plan, row, share = plan_at(MIXED, options, grid, corner), grid["devices"][device], body["shares"][count]
         cache, memory = share["caches"][fmt], cache_memory(row, share)
-        assert memory * grid["counts"][count] * pipeline == plan.kv_memory_bytes
+        assert memory * grid["counts"][count] == plan.kv_memory_bytes
         for c, at in enumerate(plan.contexts):
-            assert users_that_fit(memory, cache["device_bytes"][c]) == at.users
+            assert users_that_fit(row, share, cache["device_bytes"][c]) == at.users
             assert sum(kind[c] for kind in cache["by_kind"]) == cache["device_bytes"][c] == at.device_bytes
             assert body["formats"][fmt]["bytes_at"][c] == at.bytes
             assert at.step is not None
             assert math.isclose(step_seconds(grid, share, cache, row, c, u), at.step.time_s, rel_tol=1e-14)
-            first = first_token(grid, share, row, c)
+            first = first_token(share, row, c)
             assert first is at.ttft_s is None or math.isclose(first or 0, at.ttft_s or 0, rel_tol=1e-14)
         assert body["formats"][fmt]["bytes_per_token"] == plan.kv.bytes_per_token
         assert body["formats"][fmt]["bytes_fixed"] == plan.kv.bytes_fixed
@@ -141,14 +145,14 @@ def test_every_device_format_count_and_context_gives_the_users_and_speeds_of_the
 def test_a_step_is_the_roofline_of_the_planner_at_every_point_of_the_grid() -> None:
     grid = grid_of(MIXED)
     for count, fmt, device in corners(grid):
-        share = device_share(MIXED, MIXED.weights.num_bytes, grid["counts"][count])
+        shares = device_shares(MIXED, MIXED.weights.num_bytes, grid["counts"][count])
         row, own = grid["devices"][device], grid["models"][0]["shares"][count]
         speeds = Speeds(row["bandwidth_bytes_per_s"], row["bf16_flops"])
         parsed = parse_cache_format(grid["formats"][fmt])
         for u, users in enumerate(grid["users"]):
             for c, context in enumerate(grid["contexts"]):
                 told = step_seconds(grid, own, own["caches"][fmt], row, c, u)
-                assert math.isclose(told, step_time(share, parsed, context, users, speeds).time_s, rel_tol=1e-14)
+                assert math.isclose(told, step_time(shares, parsed, context, users, speeds).time_s, rel_tol=1e-14)
 
 
 def test_where_the_cache_outweighs_the_weights_is_the_planners_for_every_format_and_number_of_users() -> None:
@@ -178,8 +182,8 @@ const grid = JSON.parse(require("fs").readFileSync(0, "utf8"));
 const told = [];
 for (const share of grid.models[0].shares) for (const cache of share.caches) for (const device of grid.devices)
   for (let c = 0; c < grid.contexts.length; c += 1) {
-    told.push(formulas.usersThatFit(formulas.cacheMemory(device, share), cache.device_bytes[c]));
-    told.push(formulas.firstToken(grid, share, device, c));
+    told.push(formulas.usersThatFit(device, share, cache.device_bytes[c]));
+    told.push(formulas.firstToken(share, device, c));
     for (let u = 0; u < grid.users.length; u += 1) told.push(formulas.step(grid, share, cache, device, c, u).seconds);
   }
 console.log(JSON.stringify(told));
@@ -187,9 +191,8 @@ console.log(JSON.stringify(told));
 
 
 @pytest.mark.skipif(NODE is None, reason="node is not installed")
-@pytest.mark.parametrize("pipeline", [1, 3])
-def test_the_page_computes_what_its_formulas_say_in_python_at_every_point_of_the_grid(pipeline: int) -> None:
-    grid = grid_of(MIXED, dataclasses.replace(OPTIONS, pipeline=pipeline))
+def test_the_page_computes_what_its_formulas_say_in_python_at_every_point_of_the_grid() -> None:
+    grid = grid_of(MIXED)
     done = subprocess.run(
         [str(NODE), "-e", RUN, str(FILES / "formulas.js")],
         input=json.dumps(grid),
@@ -203,12 +206,48 @@ def test_the_page_computes_what_its_formulas_say_in_python_at_every_point_of_the
         share, row = grid["models"][0]["shares"][count], grid["devices"][device]
         cache = share["caches"][fmt]
         for c in range(len(grid["contexts"])):
-            assert next(told) == users_that_fit(cache_memory(row, share), cache["device_bytes"][c])
-            assert next(told) == first_token(grid, share, row, c)
+            assert next(told) == users_that_fit(row, share, cache["device_bytes"][c])
+            assert next(told) == first_token(share, row, c)
             for u in range(len(grid["users"])):
                 seconds = step_seconds(grid, share, cache, row, c, u)
                 assert math.isclose(next(told), seconds, rel_tol=1e-15)
     assert next(told, None) is None
+
+
+# ---- what fits no usual case ----------------------------------------------------------------------------------------
+
+
+def test_the_first_token_of_a_short_prompt_does_not_wait_for_experts_that_nothing_reaches() -> None:
+    grid = grid_of(MIXED, read_options(context="1,64k", device="h100-sxm"))
+    share = grid["models"][0]["shares"][0]
+    one, many = share["prefill_read"][0], share["prefill_read"][-1]
+    assert one == pytest.approx(MIXED.weights.num_bytes * (1 - 0.75 * 15 / 16))  # 4 of 64 experts
+    assert many == pytest.approx(MIXED.weights.num_bytes)
+    row = grid["devices"][grid["chosen"]["device"]]
+    asked = read_options(context=1, device="h100-sxm")
+    assert first_token(share, row, 0) == make_plan(MIXED, asked).contexts[0].ttft_s
+
+
+def test_where_the_weights_do_not_fit_no_user_does_even_if_nothing_is_cached() -> None:
+    spec = model(NoCache())
+    grid = grid_of(spec, read_options(context=1024, device="l4", weights_bytes="700GB"))
+    share, row = grid["models"][0]["shares"][0], grid["devices"][grid["chosen"]["device"]]
+    bytes_each = share["caches"][0]["device_bytes"][0]
+    assert bytes_each == 0
+    plan = make_plan(spec, read_options(context=1024, device="l4", weights_bytes="700GB"))
+    assert users_that_fit(row, share, bytes_each) == plan.users.reserved == 0
+
+
+def test_a_format_of_latents_has_the_model_as_published_on_its_ladder_and_no_design_without_latents() -> None:
+    spec = model(*(LatentAttention(512, 64, 32, 192, 128),) * 8)
+    options = read_options(context="32k", device="h100-sxm", kv_format="fp8-mla")
+    grid = grid_of(spec, options)
+    (body,), c = grid["models"], grid["chosen"]["context"]
+    assert grid["formats"] == ["fp8-mla", *FORMATS]
+    ladder = dict(zip(body["designs"], body["formats"][0]["ladder"], strict=True))
+    assert ladder["as published"][c] == make_plan(spec, options).contexts[0].bytes
+    assert {name for name, row in ladder.items() if row is None} == {"MHA", "GQA-8", "MQA", "MLA"}
+    assert all(row is not None for own in body["formats"][1:] for row in own["ladder"])
 
 
 # ---- the axes -------------------------------------------------------------------------------------------------------
@@ -247,6 +286,7 @@ def test_the_menu_has_well_known_devices_of_the_table_only() -> None:
         ({"device": "h100-sxm", "device_memory": "64GiB"}, "h100-sxm (as given)", "--device-memory 68719476736"),
         ({"device": "l4", "flops": 1e14}, "l4 (as given)", "--flops 1e+14"),
         ({"device_memory": "24GB", "bandwidth": "1TB"}, "custom", "--device-memory 24000000000"),
+        ({"device": MEASURED}, "cpu", "--device this --device-memory 8589934592 --bandwidth 20000000000"),
     ],
 )
 def test_a_device_that_is_not_in_the_menu_stands_first_with_its_own_arguments(

@@ -1,17 +1,21 @@
 """The HTML page: one file that needs nothing else, says nothing but what is escaped, and draws without an error."""
 
+import contextlib
 import dataclasses
 import html
 import json
 import re
+import shlex
 import shutil
 import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvfolio.cli import main
 from kvfolio.errors import OptionError
 from kvfolio.planner.figures import PLOTS
 from kvfolio.planner.grids import make_grid
@@ -22,6 +26,7 @@ from kvfolio.planner.report import make_plan
 from kvfolio.spec.formats import BF16, F32
 from kvfolio.spec.layers import FullAttention, LatentAttention, LayerKind, NoCache, RecurrentState, SlidingWindow
 from kvfolio.spec.model import ModelSpec, WeightCount
+from kvfolio.spec.source import read_model
 
 pytest.importorskip("plotly")
 
@@ -41,6 +46,19 @@ WINDOWS = model(
 STATES = model("states", *(RecurrentState("mamba2", 100_000, F32, 3000, BF16),) * 24, max_context=None)
 EMPTY = model("empty", NoCache())
 OPTIONS = read_options(context="32k", users=16, device="h100-sxm", kv_format="fp8")
+CONFIG = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16",
+    "tie_word_embeddings": False,
+}
 
 
 class Seen(HTMLParser):
@@ -71,7 +89,7 @@ class Seen(HTMLParser):
 
 @pytest.fixture(scope="module")
 def page() -> str:
-    return page_text([LLAMA, LATENT, WINDOWS], OPTIONS, "2026-01-31")
+    return page_text([LLAMA, LATENT, WINDOWS], OPTIONS, date="2026-01-31")
 
 
 @pytest.fixture(scope="module")
@@ -148,10 +166,17 @@ def test_it_says_when_and_by_what_it_was_made_and_what_is_assumed(seen: Seen) ->
 
 
 def test_the_command_has_the_options_that_no_control_sets() -> None:
-    options = dataclasses.replace(OPTIONS, utilisation=0.8, block_tokens=32, pipeline=2, weights_bytes=10**10)
+    options = dataclasses.replace(OPTIONS, utilisation=0.8, block_tokens=32, weights_bytes=10**10)
     frame = json.loads(Seen(page_text([LLAMA], options)).scripts["frame"])
-    assert frame["arguments"] == "--pipeline 2 --utilisation 0.8 --block-tokens 32 --weights-bytes 10000000000"
+    assert frame["arguments"] == "--utilisation 0.8 --block-tokens 32 --weights-bytes 10000000000"
     assert json.loads(Seen(page_text([LLAMA], OPTIONS)).scripts["frame"])["arguments"] == ""
+
+
+def test_the_command_names_what_was_typed_as_one_word_of_a_shell() -> None:
+    typed = ["./it's mine/config.json", "org/model"]
+    frame = json.loads(Seen(page_text([LLAMA, LATENT], OPTIONS, typed)).scripts["frame"])
+    assert [shlex.split(word) for word in frame["sources"]] == [[word] for word in typed]
+    assert json.loads(Seen(page_text([LLAMA], OPTIONS)).scripts["frame"])["sources"] == [LLAMA.name]
 
 
 # ---- script and frame fit together ----------------------------------------------------------------------------------
@@ -237,6 +262,31 @@ def test_no_model_is_refused(tmp_path: Path) -> None:
         write_page([], OPTIONS, tmp_path / "plan.html")
 
 
+UNKNOWN = dataclasses.replace(LLAMA, name="no-weights", weights=WeightCount(0, 0, 0, "config"))
+
+
+@pytest.mark.parametrize(
+    ("specs", "more", "message"),
+    [
+        ([LLAMA], {"pipeline": 2}, "--html shows tensor parallel only; leave --pipeline out"),
+        ([LLAMA, UNKNOWN], {}, "the weights of no-weights are not known; give --weights-bytes"),
+        ([LATENT, LLAMA], {"kv_format": "fp8-mla"}, "fp8-mla stores latents, and llama-3.1-8b has none"),
+    ],
+    ids=["pipeline", "weights", "format"],
+)
+def test_what_no_page_can_show_is_refused_and_nothing_is_written(
+    specs: list[ModelSpec], more: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(OptionError, match=message):
+        write_page(specs, dataclasses.replace(OPTIONS, **more), tmp_path / "plan.html")
+    assert not list(tmp_path.iterdir())
+
+
+def test_weights_that_are_given_make_a_page_of_a_model_that_names_none(tmp_path: Path) -> None:
+    write_page([UNKNOWN], dataclasses.replace(OPTIONS, weights_bytes=10**10), tmp_path / "plan.html")
+    assert "9.31 GiB" in (tmp_path / "plan.html").read_text(encoding="utf-8")
+
+
 # ---- in a browser ---------------------------------------------------------------------------------------------------
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -275,14 +325,10 @@ UNKNOWN_SPEED = read_options(device=Device("card", "", 80 << 30, None, None, Non
         ([LLAMA, LATENT, WINDOWS], OPTIONS, "model=2&context=131072&users=8&format=int4&device=l4&theme=dark", 6),
         ([STATES, EMPTY], OPTIONS, "model=1", 5),  # nothing is held: any number of users fits, and no line shows it
         ([LLAMA], UNKNOWN_SPEED, "", 4),  # no bandwidth, so no speeds
-        (
-            [LLAMA],
-            read_options(device="l4", weights_bytes="700GB", pipeline=2),
-            "",
-            4,
-        ),  # no user fits, no step to split
+        ([LLAMA], read_options(device="l4", weights_bytes="700GB"), "", 4),  # no user fits, no step to split
+        ([LATENT], read_options(device="h200-sxm", kv_format="fp8-mla"), "", 6),  # a ladder of one design
     ],
-    ids=["chosen", "nothing-held", "no-speeds", "too-large"],
+    ids=["chosen", "nothing-held", "no-speeds", "too-large", "latents-only"],
 )
 def test_the_page_draws_without_a_word_on_the_console(
     specs: list[ModelSpec], options: PlanOptions, address: str, plots: int, tmp_path: Path
@@ -308,3 +354,25 @@ def test_the_tiles_show_the_planners_numbers_for_what_is_chosen(tmp_path: Path) 
     assert text_of(dom, "break-even") == f"{plan.break_even_context:,}"
     assert text_of(dom, "conversation") == f"{plan.contexts[0].bytes / 2**30:.2f} GiB"
     assert "--context 65536 --users 64 --device h200-sxm --devices 2 --kv-format int8" in dom
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no chromium is installed")
+def test_the_command_on_the_page_gives_the_numbers_on_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "it's mine" / "config.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(CONFIG))
+    options = read_options(device="l4", device_memory="20GB", context=5000, users=3, reserve="1GiB", block_tokens=32)
+    write_page([read_model(path)], options, tmp_path / "page.html", [str(path)])
+    dom, console = drawn(tmp_path / "page.html", "format=int4&devices=2", tmp_path / "profile")
+    assert console == []
+    command = re.search(r'id="command">([^<]*)<', dom)
+    assert command is not None
+    monkeypatch.setattr(sys, "argv", [*shlex.split(html.unescape(command[1])), "--json"])
+    with contextlib.suppress(SystemExit):
+        main()
+    (plan,) = json.loads(capsys.readouterr().out)
+    assert (plan["kv"]["format"], plan["step"]["users"], plan["step"]["context"]) == ("int4", 3, 5000)
+    assert text_of(dom, "fit") == f"{plan['users']['reserved']:,}"
+    assert text_of(dom, "total-speed") == f"{plan['step']['tokens_per_s_total']:,.0f}"

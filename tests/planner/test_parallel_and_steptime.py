@@ -6,8 +6,8 @@ Knows nothing of options or reports.
 import pytest
 
 from kvfolio.errors import OptionError
-from kvfolio.planner.parallel import device_share
-from kvfolio.planner.steptime import Speeds, experts_read_share, prefill_flops, prefill_time, step_time
+from kvfolio.planner.parallel import DeviceShare, device_shares, fullest
+from kvfolio.planner.steptime import Speeds, prefill_flops, prefill_time, step_time, weights_read_share
 from kvfolio.spec.formats import BF16, F32, CacheFormat
 from kvfolio.spec.layers import (
     CombinedLayer,
@@ -29,6 +29,11 @@ STATE = RecurrentState("mamba2", 1001, F32, 30, BF16)
 
 def spec_of(*layers: LayerKind, weights: WeightCount = DENSE, num_q_heads: int = 32) -> ModelSpec:
     return ModelSpec("toy", "toy", layers, None, "bf16", 64, num_q_heads, weights, ())
+
+
+def device_share(spec: ModelSpec, weights_bytes: int, tensor: int) -> DeviceShare:
+    (share,) = device_shares(spec, weights_bytes, tensor)
+    return share
 
 
 @pytest.mark.parametrize(
@@ -63,22 +68,38 @@ def test_states_shares_and_combined_layers_are_cut_too() -> None:
     assert share.spec.layers == (CombinedLayer((cut, state)), SharedCache(cut))
 
 
-def test_the_fullest_pipeline_stage_is_counted() -> None:
+def test_stages_are_runs_of_layers_equal_to_one() -> None:
+    full, window = FullAttention(8, 64, 64), SlidingWindow(8, 64, 64, 4)
+    shares = device_shares(spec_of(*(full,) * 4, *(window,) * 3), 7000, 1, 3)
+    held = {(share.spec.layers, share.weights_bytes, share.num_stages) for share in shares}
+    assert held == {((full,) * 3, 3000, 1), ((full, window), 2000, 1), ((window,) * 2, 2000, 1)}
+
+
+def test_stages_that_look_alike_are_one_share() -> None:
+    (share,) = device_shares(spec_of(*(FullAttention(8, 64, 64),) * 8), 8000, 1, 4)
+    assert (share.num_stages, len(share.spec.layers), share.weights_bytes) == (4, 2, 2000)
+    assert sum(share.num_stages for share in device_shares(spec_of(*(NoCache(),) * 32), 1, 1, 31)) == 31
+
+
+def test_the_stage_on_which_the_fewest_sequences_fit_binds() -> None:
     full = FullAttention(8, 64, 64)
-    share = device_share(spec_of(*(NoCache(),) * 4, *(full,) * 3), 7000, 1, 2)
-    assert share.spec.layers == (full, full, full)
-    assert share.weights_bytes == 3000
+    shares = device_shares(spec_of(*(NoCache(),) * 4, *(full,) * 3), 7000, 1, 2)
+
+    def bytes_each(spec: ModelSpec) -> int:
+        return sum(count * kind.bytes_at(10, FMT) for kind, count in spec.kinds())
+
+    assert fullest(shares, 10**6, bytes_each).spec.layers == (full,) * 3
 
 
 @pytest.mark.parametrize(("tensor", "pipeline"), [(0, 1), (1, 0), (1, 3)])
 def test_devices_that_make_no_sense_are_refused(tensor: int, pipeline: int) -> None:
     with pytest.raises(OptionError):
-        device_share(spec_of(NoCache(), NoCache()), 1, tensor, pipeline)
+        device_shares(spec_of(NoCache(), NoCache()), 1, tensor, pipeline)
 
 
 def test_a_step_reads_the_weights_once_and_every_users_cache() -> None:
-    share = device_share(spec_of(*(FullAttention(8, 64, 64),) * 4), 2 * 10**9, 1)
-    step = step_time(share, FMT, 1000, 5, SPEEDS)
+    shares = device_shares(spec_of(*(FullAttention(8, 64, 64),) * 4), 2 * 10**9, 1)
+    step = step_time(shares, FMT, 1000, 5, SPEEDS)
     cache = 5 * 4 * 1000 * 8 * 128 * 2
     assert (step.weights_bytes_read, step.cache_bytes_read, step.limit) == (2 * 10**9, cache, "memory")
     assert step.time_s == pytest.approx((2 * 10**9 + cache) / 10**12)
@@ -87,33 +108,45 @@ def test_a_step_reads_the_weights_once_and_every_users_cache() -> None:
 
 
 def test_many_users_make_a_step_compute_bound() -> None:
-    share = device_share(spec_of(SlidingWindow(1, 8, 8, 4)), 2 * 10**9, 1)
-    step = step_time(share, FMT, 1000, 1000, SPEEDS)
+    shares = device_shares(spec_of(SlidingWindow(1, 8, 8, 4)), 2 * 10**9, 1)
+    step = step_time(shares, FMT, 1000, 1000, SPEEDS)
     assert step.limit == "compute"
     assert step.time_s == pytest.approx(step.flops / 10**14)
 
 
 def test_two_devices_halve_the_step_of_a_model_with_enough_heads() -> None:
     spec = spec_of(*(FullAttention(8, 64, 64),) * 4)
-    one, two = (step_time(device_share(spec, 2 * 10**9, n), FMT, 1000, 4, SPEEDS).time_s for n in (1, 2))
+    one, two = (step_time(device_shares(spec, 2 * 10**9, n), FMT, 1000, 4, SPEEDS).time_s for n in (1, 2))
     assert two == pytest.approx(one / 2)
 
 
 def test_a_token_passes_every_pipeline_stage() -> None:
-    spec = spec_of(*(FullAttention(8, 64, 64),) * 4)
-    one = step_time(device_share(spec, 2 * 10**9, 1), FMT, 1000, 1, SPEEDS)
-    two = step_time(device_share(spec, 2 * 10**9, 1, 2), FMT, 1000, 1, SPEEDS)
-    assert two.time_s == pytest.approx(one.time_s)  # alone: as long as before
-    both = step_time(device_share(spec, 2 * 10**9, 1, 2), FMT, 1000, 2, SPEEDS)
-    assert both.time_s == pytest.approx(two.time_s)  # the second user fills the other stage
+    spec = spec_of(*(FullAttention(8, 64, 64),) * 5)
+
+    def time_s(pipeline: int, users: int) -> float:
+        return step_time(device_shares(spec, 2 * 10**9, 1, pipeline), FMT, 1000, users, SPEEDS).time_s
+
+    assert time_s(5, 1) == time_s(2, 1) == pytest.approx(time_s(1, 1))  # alone: as long as on one device
+    assert time_s(5, 5) == pytest.approx(time_s(5, 1))  # four more users fill the other stages
+    assert time_s(2, 2) == pytest.approx(2 * time_s(1, 1) * 3 / 5)  # the stage of three layers is the slower
 
 
 def test_a_batch_reads_the_experts_that_its_tokens_reach() -> None:
-    moe = WeightCount(100, 20, 200, "config", expert_params=90, num_experts=9, experts_per_token=1)
-    assert experts_read_share(moe, 1) == pytest.approx(0.20)  # the dense tenth and one expert in nine
-    assert experts_read_share(moe, 2) == pytest.approx(0.10 + 0.90 * (1 - (8 / 9) ** 2))
-    assert experts_read_share(moe, 1000) == pytest.approx(1.0)
-    assert experts_read_share(DENSE, 1) == 1.0
+    moe = WeightCount(100, 20, 200, "config", 90, 9, 1, expert_bytes=180)
+    assert weights_read_share(moe, 1) == pytest.approx(0.20)  # the dense tenth and one expert in nine
+    assert weights_read_share(moe, 2) == pytest.approx(0.10 + 0.90 * (1 - (8 / 9) ** 2))
+    assert weights_read_share(moe, 1000) == pytest.approx(1.0)
+    assert weights_read_share(DENSE, 1) == 1.0
+
+
+def test_experts_in_fewer_bits_are_read_as_fewer_bytes() -> None:
+    moe = WeightCount(100, 20, 65, "config", 90, 9, 1, expert_bytes=45)  # 2 bytes a number, experts half of one
+    assert weights_read_share(moe, 1) * 65 == pytest.approx(20 + 45 / 9)
+
+
+def test_a_tower_that_no_text_token_passes_is_not_read() -> None:
+    assert weights_read_share(WeightCount(100, 80, 200, "config"), 1) == pytest.approx(0.8)
+    assert weights_read_share(WeightCount(0, 0, 0, "config"), 1) == 1.0  # not counted: whatever is given is read
 
 
 @pytest.mark.parametrize("tokens", [1, 100, 256, 257, 5000])
@@ -124,7 +157,17 @@ def test_a_prompts_flops_are_the_sum_over_its_tokens(tokens: int) -> None:
 
 
 def test_a_short_prompt_waits_for_the_weights_and_a_long_one_for_the_products() -> None:
-    share = device_share(spec_of(FullAttention(8, 64, 64)), 2 * 10**9, 1)
-    assert prefill_time(share, 1, SPEEDS) == pytest.approx(2 * 10**9 / 10**12)
-    assert prefill_time(share, 10_000, SPEEDS) == pytest.approx(prefill_flops(share.spec, 10_000) / 10**14)
-    assert prefill_time(share, 1, Speeds(10**12, None)) is None
+    spec = spec_of(*(FullAttention(8, 64, 64),) * 2)
+    shares = device_shares(spec, 2 * 10**9, 1)
+    assert prefill_time(shares, 1, SPEEDS) == pytest.approx(2 * 10**9 / 10**12)
+    assert prefill_time(shares, 10_000, SPEEDS) == pytest.approx(prefill_flops(spec, 10_000) / 10**14)
+    assert prefill_time(device_shares(spec, 2 * 10**9, 1, 2), 10_000, SPEEDS) == pytest.approx(
+        prefill_flops(spec, 10_000) / 10**14
+    )
+    assert prefill_time(shares, 1, Speeds(10**12, None)) is None
+
+
+def test_a_short_prompt_does_not_read_the_experts_that_it_does_not_reach() -> None:
+    moe = WeightCount(10**9, 2 * 10**8, 2 * 10**9, "config", 9 * 10**8, 9, 1, expert_bytes=18 * 10**8)
+    shares = device_shares(spec_of(FullAttention(8, 64, 64), weights=moe), 2 * 10**9, 1)
+    assert prefill_time(shares, 1, SPEEDS) == pytest.approx(4 * 10**8 / 10**12)

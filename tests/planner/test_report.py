@@ -17,9 +17,11 @@ import kvfolio
 from kvfolio.errors import OptionError, UnknownModelError
 from kvfolio.planner.hardware import Device
 from kvfolio.planner.options import PlanOptions, read_options
+from kvfolio.planner.parallel import device_shares
 from kvfolio.planner.report import Plan, make_plan
 from kvfolio.spec.formats import F32
 from kvfolio.spec.layers import (
+    CombinedLayer,
     CrossAttention,
     FullAttention,
     LatentAttention,
@@ -67,7 +69,7 @@ layer_kinds = st.sampled_from([FULL, WINDOW, LATENT, STATE, NoCache(), CrossAtte
     memory=st.integers(1, 10**13),
     devices=st.sampled_from([1, 2, 3, 8, 64]),
     pipeline=st.integers(1, 2),
-    kv_format=st.sampled_from(["auto", "fp8", "int4", "int6-g64", "k8v4", "fp8-mla"]),
+    kv_format=st.sampled_from(["auto", "fp8", "int4", "int6-g64", "k8v4", "fp8-g128"]),
     mean=st.none() | st.integers(1, 10**6),
     prefix=st.integers(0, 10**5),
 )
@@ -265,3 +267,104 @@ def test_weights_that_are_not_known_give_no_speed_and_are_named() -> None:
     stated = make_plan(spec_of(FULL, weights=WeightCount(0, 0, 0, "config")), PlanOptions(CARD, weights_bytes=10**9))
     assert stated.step is not None
     assert stated.step.weights_bytes_read == 10**9
+
+
+# ---- several devices, shared prefixes, what does not fit -------------------------------------------------------------
+
+
+def test_the_fullest_stage_bounds_the_users_not_the_one_with_most_layers() -> None:
+    wide = FullAttention(8, 128, 128)
+    layers = (*(WINDOW,) * 6, *(wide,) * 4)  # two stages of five: the second holds four layers that grow
+    plan = plan_of(*layers, contexts=(100_000,), pipeline=2, weights_bytes=10**10)
+    held = 4 * 100_000 * 4096 + 1000 * 4096
+    assert plan.users.reserved == (int(80e9 * 0.9) - 5 * 10**9) // held
+    assert plan.contexts[0].device_bytes == held
+    assert plan.device.weights_bytes == 5 * 10**9
+
+
+@given(
+    layers=st.lists(layer_kinds, min_size=2, max_size=9),
+    context=st.integers(1, 10**6),
+    pipeline=st.integers(1, 9),
+    devices=st.sampled_from([1, 2, 4]),
+)
+@settings(deadline=None, max_examples=60)
+def test_all_users_fit_on_every_stage(layers: list[LayerKind], context: int, pipeline: int, devices: int) -> None:
+    spec = spec_of(*layers)
+    options = PlanOptions(CARD, (context,), pipeline=min(pipeline, len(layers)), devices=devices)
+    users = make_plan(spec, options).users.reserved
+    if users is None:
+        return
+    for share in device_shares(spec, spec.weights.num_bytes, devices, options.pipeline):
+        tokens = -(-context // 16) * 16
+        held = sum(count * kind.bytes_at(tokens, options.cache_format) for kind, count in share.spec.kinds())
+        assert share.weights_bytes + users * held <= int(80e9 * 0.9)
+
+
+def test_a_state_beside_attention_is_no_prefix_to_share() -> None:
+    both = CombinedLayer((FULL, STATE))
+    plan = plan_of(both, mean_tokens=4096)
+    assert plan.users.prefix_saving_bytes == 0
+    assert plan.users.paged == plan.users.reserved
+    assert plan_of(both, mean_tokens=4096, prefix_tokens=1600).users.prefix_saving_bytes == 1600 * 4096 * (
+        (plan_of(both, mean_tokens=4096, prefix_tokens=1600).users.paged or 0) - 1
+    )
+
+
+def test_a_prefix_as_long_as_the_sequence_leaves_each_a_block_of_its_own() -> None:
+    plan = plan_of(FULL, mean_tokens=2048, prefix_tokens=2048)
+    assert plan.users.paged == (plan.kv_memory_bytes - 4096 * 2032) // (4096 * 16)
+
+
+def test_a_prefix_that_does_not_fit_lets_nobody_in() -> None:
+    assert plan_of(*(FULL,) * 32, contexts=(2**20,), mean_tokens=2**20, prefix_tokens=2**20).users.paged == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        ({"mean_tokens": 8192}, "mean_tokens is 8,192, more than the context of 4,096"),
+        ({"mean_tokens": 1024, "prefix_tokens": 2048}, "prefix_tokens is 2,048, more than a sequence of 1,024"),
+        ({"prefix_tokens": 8192}, "prefix_tokens is 8,192, more than a sequence of 4,096"),
+        ({"kv_format": "fp8-mla"}, "fp8-mla stores latents, and toy has none"),
+    ],
+)
+def test_lengths_and_formats_at_odds_with_each_other_are_refused(options: dict[str, object], fault: str) -> None:
+    with pytest.raises(OptionError, match=fault):
+        plan_of(FULL, **options)
+
+
+def test_more_users_than_fit_are_marked() -> None:
+    plan = plan_of(*(FULL,) * 32, users=1000)
+    assert plan.step is not None
+    assert not plan.step.fits
+    assert plan_of(*(FULL,) * 32, users=2).step.fits  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"context": True},
+        {"context": b"4096"},
+        {"context": 4096.5},
+        {"context": []},
+        {"users": 1.5},
+        {"users": "5"},
+        {"devices": 2.5},
+        {"utilisation": "0.9"},
+        {"flops": "989e12"},
+        {"flops": 1e-300},
+        {"device": 5},
+        {"device_memory": True},
+        {"bandwidth": 0},
+        {"kv_format": 5},
+    ],
+)
+def test_options_of_another_type_are_refused_and_never_rounded(given: dict[str, object]) -> None:
+    with pytest.raises(OptionError, match=f"{next(iter(given))} is|no number of tokens"):
+        read_options(**given)  # type: ignore[arg-type]
+
+
+def test_floats_without_a_fraction_are_whole_numbers() -> None:
+    options = read_options(context=4096.0, device_memory=80e9, users=2.0)  # type: ignore[arg-type]
+    assert (options.contexts, options.device.memory_bytes, options.users) == ((4096,), 80 * 10**9, 2)

@@ -14,7 +14,7 @@ import pytest
 from kvfolio.spec import catalogue as module
 from kvfolio.spec.catalogue import CatalogueEntry, catalogue, find_entry, nearest_names, spec_of_entry
 from kvfolio.spec.config.families import spec_from_config
-from kvfolio.spec.formats import parse_cache_format
+from kvfolio.spec.formats import find_format, parse_cache_format
 
 ENTRIES = pytest.mark.parametrize("entry", catalogue().values(), ids=lambda entry: entry.name)
 BF16 = parse_cache_format("bf16")
@@ -123,6 +123,40 @@ def test_quantised_weights_take_their_published_bytes(name: str, gigabytes: floa
     entry = find_entry(name)
     assert entry is not None
     assert spec_of_entry(entry).weights.num_bytes == pytest.approx(gigabytes * 1e9, rel=0.01)
+
+
+@ENTRIES
+def test_bytes_of_experts_are_a_part_of_all_bytes(entry: CatalogueEntry) -> None:
+    spec = spec_of_entry(entry)
+    weights = spec.weights
+    assert 0 <= weights.expert_bytes < weights.num_bytes
+    assert (weights.expert_bytes > 0) == (weights.expert_params > 0)
+    texts = (entry.config, entry.config.get("text_config"))
+    if not any(isinstance(text, dict) and "quantization_config" in text for text in texts):
+        assert weights.expert_bytes == find_format(spec.dtype).value_bytes * weights.expert_params
+
+
+@pytest.mark.parametrize(
+    ("name", "bits", "rest"),
+    [  # of one number in the experts, and in all else
+        ("deepseek-v3", 8.002, 8.92),
+        ("deepseek-v4-flash", 4.25, 9.25),
+        ("deepseek-v4-pro", 4.25, 8.66),
+        ("gpt-oss-120b", 4.254, 16),
+        ("gpt-oss-20b", 4.254, 16),
+        ("kimi-k2", 8.002, 9.72),
+        ("kimi-k3", 4.25, 16),
+        ("minimax-m2.5", 8.002, 10.55),
+        ("qwen3-235b-a22b", 16, 16),
+    ],
+)
+def test_experts_and_the_rest_each_have_their_published_width(name: str, bits: float, rest: float) -> None:
+    entry = find_entry(name)
+    assert entry is not None
+    weights = spec_of_entry(entry).weights
+    assert 8 * weights.expert_bytes / weights.expert_params == pytest.approx(bits, rel=1e-3)
+    others = weights.num_params - weights.expert_params
+    assert 8 * (weights.num_bytes - weights.expert_bytes) / others == pytest.approx(rest, rel=0.01)
 
 
 def test_the_catalogue_is_read_in_no_time() -> None:

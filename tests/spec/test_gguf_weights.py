@@ -66,6 +66,33 @@ def test_of_the_experts_only_those_chosen_are_active(read: Reader, style: str) -
     assert (weights.num_params, weights.num_active_params) == (540, 60 + 120)
 
 
+@pytest.mark.parametrize("style", ["blk.0.ffn_{}_exps.weight", "blk.0.ffn_{}.7.weight"])
+def test_bytes_of_experts_are_those_of_their_tensors_as_stored(read: Reader, style: str) -> None:
+    experts = [Tensor(style.format(name), (8, 3, 256), 12) for name in ("gate", "up", "down")]  # Q4_K
+    rest = [Tensor("blk.0.ffn_gate_shexp.weight", (3, 256), 12), Tensor("blk.0.ffn_gate_inp.weight", (8, 256), 0)]
+    weights = read(model("qwen3moe", expert_count=8, expert_used_count=2), *experts, *rest).weights
+    assert weights.expert_bytes == 3 * 8 * 3 * 144
+    assert weights.num_bytes - weights.expert_bytes == 3 * 144 + 4 * 8 * 256
+
+
+def test_biases_of_experts_are_among_their_bytes(read: Reader) -> None:
+    experts = [Tensor("blk.0.ffn_up_exps.weight", (4, 2, 256), 12), Tensor("blk.0.ffn_up_exps.bias", (4, 2), 0)]
+    router = [Tensor("blk.0.ffn_gate_inp.bias", (4,), 0)]
+    weights = read(model("qwen3moe", expert_count=4, expert_used_count=2), *experts, *router).weights
+    assert (weights.expert_bytes, weights.num_bytes) == (4 * 2 * 144 + 32, 4 * 2 * 144 + 32 + 16)
+
+
+def test_experts_of_a_type_that_is_not_known_have_the_bytes_up_to_the_next_tensor(read: Reader) -> None:
+    tensors = (Tensor("blk.0.ffn_up_exps.weight", (2, 32), 42, b"\0" * 96), Tensor("b", (8,), 0, b"\0" * 32))
+    weights = read(model("qwen3moe", expert_count=2, expert_used_count=1), *tensors).weights
+    assert (weights.expert_bytes, weights.num_bytes) == (96, 128)
+
+
+def test_a_dense_model_has_no_bytes_of_experts(read: Reader) -> None:
+    weights = read(model("llama"), Tensor("blk.0.ffn_up.weight", (3, 256), 12)).weights
+    assert (weights.expert_bytes, weights.num_bytes) == (0, 3 * 144)
+
+
 def test_experts_of_unknown_number_count_as_active(read: Reader) -> None:
     spec = read(model("llama"), Tensor("blk.0.ffn_up_exps.weight", (8, 4, 5)))
     assert spec.weights.num_active_params == 160

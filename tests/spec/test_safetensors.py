@@ -120,6 +120,95 @@ def test_experts_keep_their_count() -> None:
     )
 
 
+SPARSE = WeightCount(1000, 400, 2000, "config", 800, 8, 2, 1600)
+NO_EXPERTS: Tensors = {
+    "model.layers.0.mlp.shared_experts.up_proj.weight": ("BF16", (10, 10), 200),
+    "model.layers.0.mlp.gate.weight": ("BF16", (8, 10), 160),
+    "model.encoder.layers.0.ffn.experts.expert_0.fc1.weight": ("BF16", (10,), 20),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.0.mlp.experts.7.up_proj.weight",
+        "model.layers.0.block_sparse_moe.experts.0.w1.weight",
+        "model.layers.0.feed_forward.experts.gate_up_proj",
+        "transformer.blocks.0.ffn.experts.mlp.w1",
+        "model.decoder.layers.3.ffn.experts.expert_7.fc1.weight",
+        "layers.0.ffn.experts.3.w1.weight",
+    ],
+)
+def test_bytes_of_experts_are_known_by_their_names(name: str) -> None:
+    weights, notes = exact_weights(SPARSE, header_of(NO_EXPERTS | {name: ("BF16", (300,), 600)}))
+    assert (weights.expert_bytes, weights.num_bytes) == (600, 980)
+    assert (weights.expert_params, weights.num_params) == (300, 490)
+    assert notes == ()
+
+
+def test_experts_for_images_are_not_among_those_a_token_of_text_may_choose() -> None:
+    names = {f"model.layers.0.mlp.experts.{index}.up_proj.weight": ("BF16", (5,), 10) for index in range(16)}
+    weights, _ = exact_weights(SPARSE, header_of(names))
+    assert (weights.expert_bytes, weights.expert_params, weights.num_bytes) == (80, 40, 160)
+
+
+def test_of_packed_experts_scales_are_bytes_and_the_number_is_counted() -> None:
+    packed: Tensors = {
+        "model.layers.0.mlp.experts.gate_up_proj_blocks": ("U8", (64,), 64),
+        "model.layers.0.mlp.experts.gate_up_proj_scales": ("U8", (4,), 4),
+        "model.layers.0.mlp.experts.gate_up_proj_bias": ("BF16", (8,), 16),
+        "model.norm.weight": ("BF16", (8,), 16),
+    }
+    weights, _ = exact_weights(SPARSE, header_of(packed))
+    assert (weights.expert_bytes, weights.num_bytes) == (84, 100)
+    assert (weights.expert_params, weights.num_params) == (800, 1000)
+
+
+def test_scales_of_fp8_experts_are_bytes_but_no_weights() -> None:
+    fp8: Tensors = {
+        "model.layers.0.mlp.experts.0.up_proj.weight": ("F8_E4M3", (300,), 300),
+        "model.layers.0.mlp.experts.0.up_proj.weight_scale_inv": ("F32", (3,), 12),
+        "model.norm.weight": ("BF16", (8,), 16),
+    }
+    weights, _ = exact_weights(SPARSE, header_of(fp8))
+    assert (weights.expert_bytes, weights.expert_params) == (312, 300)
+
+
+def test_experts_without_a_name_keep_their_share_of_the_bytes() -> None:
+    weights, _ = exact_weights(SPARSE, header_of(TWO))
+    assert (weights.num_bytes, weights.expert_bytes) == (720, 720 * 1600 // 2000)
+
+
+def test_where_a_shard_is_absent_experts_keep_their_share_of_the_total(tmp_path: Path) -> None:
+    write_index(tmp_path, {"model.layers.0.mlp.experts.0.up_proj.weight": 1, "b": 2}, 5000)
+    (tmp_path / "model-00001-of-00002.safetensors").write_bytes(
+        file_bytes({"model.layers.0.mlp.experts.0.up_proj.weight": ("BF16", (8,), 16)})
+    )
+    weights, _ = exact_weights(SPARSE, read_safetensors_header(tmp_path))
+    assert (weights.num_bytes, weights.expert_bytes) == (5000, 4000)
+
+
+def test_names_of_experts_in_a_model_counted_as_dense_are_no_experts() -> None:
+    named: Tensors = {"model.layers.0.mlp.experts.0.up_proj.weight": ("BF16", (300,), 600)}
+    weights, _ = exact_weights(COUNTED, header_of(named))
+    assert (weights.num_bytes, weights.expert_bytes, weights.expert_params) == (600, 0, 0)
+
+
+NAMES = st.sampled_from([*NO_EXPERTS, *(f"layers.0.mlp.experts.{part}.weight" for part in (0, 7, 8, "9" * 5000, "up"))])
+STORED = st.sampled_from([("BF16", (10,), 20), ("F8_E4M3", (10,), 10), ("U8", (10,), 10), ("F32", (0,), 0)])
+
+
+@given(
+    tensors=st.dictionaries(NAMES, STORED), counted=st.sampled_from([COUNTED, SPARSE, WeightCount(0, 0, 0, "config")])
+)
+def test_bytes_of_experts_are_a_part_of_the_exact_ones(tensors: Tensors, counted: WeightCount) -> None:
+    weights, _ = exact_weights(counted, header_of(tensors))
+    assert 0 <= weights.expert_bytes <= weights.num_bytes
+    assert (weights.expert_params > 0) == (counted.expert_params > 0)
+    if weights.num_bytes > 0:
+        assert (weights.expert_bytes > 0) == (weights.expert_params > 0)
+
+
 def header_of(tensors: Tensors):  # type: ignore[no-untyped-def]
     from kvfolio.spec.safetensors import SafetensorsHeader
 

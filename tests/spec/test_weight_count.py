@@ -6,6 +6,8 @@ Knows nothing of transformers; ``tests/parity/test_weight_count.py`` compares wi
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from published import LLAMA31_8B, SMOLLM2, Config
 
 from kvfolio.errors import BrokenModelError
@@ -375,6 +377,169 @@ def test_layers_without_experts_are_dense() -> None:
 )
 def test_a_checkpoint_takes_its_published_bytes(config: Config, gigabytes: float) -> None:
     assert count(config)[0].num_bytes == pytest.approx(gigabytes * 1e9, rel=0.002)
+
+
+FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+INT4_EXPERTS = {  # as Kimi K2.5 is published
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "group_size": 32}}},
+    "ignore": [
+        *("lm_head", "re:.*self_attn.*", "re:.*shared_experts.*"),
+        "re:.*mlp\\.(gate|up|gate_up|down)_proj.*",
+    ],
+}
+MIXED_GROUPS = {
+    "attention": {"targets": ["re:.*self_attn.*"], "weights": {"num_bits": 8, "type": "float"}},
+    "experts": {"targets": ["re:.*mlp.experts.*"], "weights": {"num_bits": 4, "type": "float", "group_size": 16}},
+}
+MIXED = {"quant_method": "compressed-tensors", "config_groups": MIXED_GROUPS}
+OF_EXPERTS = [MIXTRAL_8X7B, QWEN3_30B_A3B, QWEN3_NEXT, DEEPSEEK_V3, KIMI_K2, GPT_OSS_120B, GPT_OSS_20B]
+DENSE = [SMOLLM2, LLAMA31_8B, GPT2, GEMMA3_27B, MAMBA_28B, T5_LARGE, WHISPER_LARGE, OPENELM_270M]
+
+
+def bits_of_experts(config: Config) -> float:
+    weights, _ = count(config)
+    return 8 * weights.expert_bytes / weights.expert_params
+
+
+def bits_of_the_rest(config: Config) -> float:
+    weights, _ = count(config)
+    return 8 * (weights.num_bytes - weights.expert_bytes) / (weights.num_params - weights.expert_params)
+
+
+@pytest.mark.parametrize("config", DENSE, ids=lambda config: str(config["model_type"]))
+@pytest.mark.parametrize("packed", [{}, {"quantization_config": FP8}], ids=["plain", "fp8"])
+def test_without_experts_no_bytes_are_those_of_experts(config: Config, packed: Config) -> None:
+    weights, _ = count(config | packed)
+    assert weights.num_bytes > 0
+    assert weights.expert_bytes == weights.expert_params == 0
+
+
+@pytest.mark.parametrize("config", OF_EXPERTS, ids=lambda config: str(config["model_type"]))
+@pytest.mark.parametrize(("dtype", "value_bytes"), [("bfloat16", 2), ("float32", 4)])
+def test_plain_experts_take_the_dtype_of_all_weights(config: Config, dtype: str, value_bytes: int) -> None:
+    weights, _ = count({k: v for k, v in config.items() if k != "quantization_config"} | {"torch_dtype": dtype})
+    assert weights.expert_bytes == value_bytes * weights.expert_params > 0
+    assert weights.num_bytes == value_bytes * weights.num_params
+
+
+@pytest.mark.parametrize(
+    ("config", "layers", "gigabytes"), [(GPT_OSS_120B, 36, 60.99), (GPT_OSS_20B, 24, 10.17)], ids=["120b", "20b"]
+)
+def test_only_the_experts_of_gpt_oss_are_packed(config: Config, layers: int, gigabytes: float) -> None:
+    weights, _ = count(config)
+    experts = layers * weights.num_experts
+    matrices, biases = experts * 3 * 2880 * 2880, experts * 3 * 2880
+    assert weights.expert_bytes == matrices * 17 // 32 + 2 * biases == pytest.approx(gigabytes * 1e9, rel=1e-3)
+    assert weights.num_bytes - weights.expert_bytes == 2 * (weights.num_params - weights.expert_params)
+
+
+@pytest.mark.parametrize(
+    ("config", "packed", "bits", "rest"),
+    [
+        (DEEPSEEK_V3, FP8, 8 + 32 / 16384, 8.92),  # embedding, output matrix and norms stay bf16
+        (DEEPSEEK_V3, FP8 | {"scale_fmt": "ue8m0"}, 8 + 8 / 16384, 8.92),
+        (DEEPSEEK_V3 | {"expert_dtype": "fp4"}, FP8, 4.25, 8.92),
+        (DEEPSEEK_V3, FP8 | {"modules_to_not_convert": ["re:.*mlp.experts.*"]}, 16, 8.92),
+        (DEEPSEEK_V3, NVFP4, 4.5, 5.78),
+        (DEEPSEEK_V3, NVFP4 | {"exclude_modules": ["model.layers.*.self_attn*"]}, 4.5, 13.49),
+        (KIMI_K2, INT4_EXPERTS, 4.5, 16),
+        (QWEN3_30B_A3B, MIXED, 4.5, 11.3),  # the embedding beside the attention
+        (QWEN3_30B_A3B, {"quant_method": "aqlm"}, 16, 16),
+        (QWEN3_30B_A3B, {"quant_method": "mxfp4"}, 4.25, 16),
+    ],
+    ids=[
+        *("fp8", "fp8-ue8m0", "fp4-experts", "experts-left-out", "nvfp4", "nvfp4-attention-left-out"),
+        *("int4-experts", "mixed-groups", "unknown", "mxfp4"),
+    ],
+)
+def test_experts_and_the_rest_each_have_their_width(config: Config, packed: Config, bits: float, rest: float) -> None:
+    quantised = config | {"quantization_config": packed}
+    assert bits_of_experts(quantised) == pytest.approx(bits, rel=1e-6)
+    assert bits_of_the_rest(quantised) == pytest.approx(rest, rel=0.01)
+
+
+def test_a_layer_whose_experts_are_left_out_keeps_them_at_the_dtype() -> None:
+    packed = QWEN3_30B_A3B | {"quantization_config": FP8}
+    left = QWEN3_30B_A3B | {"quantization_config": FP8 | {"ignore": ["model.layers.7.mlp.experts"]}}
+    more = count(left)[0].expert_bytes - count(packed)[0].expert_bytes
+    assert more == pytest.approx(128 * 3 * 2048 * 768, rel=0.001)
+    assert bits_of_the_rest(left) == bits_of_the_rest(packed)
+
+
+def test_groups_that_name_their_targets_pack_nothing_else() -> None:
+    only = {"quant_method": "compressed-tensors", "config_groups": {"experts": MIXED_GROUPS["experts"]}}
+    quantised = QWEN3_30B_A3B | {"quantization_config": only}
+    assert bits_of_experts(quantised) == pytest.approx(4.5)
+    assert bits_of_the_rest(quantised) == 16
+
+
+def test_a_group_for_the_output_matrix_says_nothing_of_the_layers() -> None:
+    output = {"targets": ["re:.*lm_head"], "weights": {"num_bits": 8, "type": "float"}}
+    groups = {"output": output, "layers": NVFP4_GROUPS["group_0"] | {"targets": ["Linear"]}}
+    packed = {"quant_method": "compressed-tensors", "config_groups": groups}
+    assert bits_of_experts(QWEN3_30B_A3B | {"quantization_config": packed}) == pytest.approx(4.5)
+
+
+def test_groups_that_name_single_layers_are_noted() -> None:
+    first = {"targets": ["re:.*layers\\.0\\.mlp.experts.*"], "weights": {"num_bits": 8, "type": "float"}}
+    groups = {"first": first, "experts": MIXED_GROUPS["experts"]}
+    quantised = QWEN3_30B_A3B | {"quantization_config": MIXED | {"config_groups": groups}}
+    assert bits_of_experts(quantised) == pytest.approx(4.5)
+    assert any("config_groups names single layers" in note for note in count(quantised)[1])
+
+
+@given(
+    experts=st.integers(0, 40),
+    width=st.integers(1, 300),
+    hidden=st.integers(1, 60),
+    packed=st.sampled_from([None, FP8, NVFP4, INT4_EXPERTS, MIXED, {"quant_method": "mxfp4"}]),
+    dtype=st.sampled_from(["bfloat16", "float32", "float8_e4m3fn"]),
+)
+def test_bytes_of_experts_are_a_part_of_all_bytes(
+    experts: int, width: int, hidden: int, packed: Config | None, dtype: str
+) -> None:
+    sizes = {"num_experts": experts, "num_experts_per_tok": 1, "moe_intermediate_size": width, "hidden_size": hidden}
+    weights, notes = count(QWEN3_30B_A3B | sizes | {"torch_dtype": dtype, "quantization_config": packed})
+    assert not any("not counted" in note for note in notes)
+    assert 0 <= weights.expert_bytes < weights.num_bytes
+    assert (weights.expert_bytes > 0) == (weights.expert_params > 0) == (experts > 1)
+
+
+@pytest.mark.parametrize(
+    ("config", "names"),
+    [
+        (MIXTRAL_8X7B | {"num_experts_per_tok": 9}, "num_experts_per_tok is 9, more than num_local_experts, 8"),
+        (DEEPSEEK_V3 | {"num_experts_per_tok": 257}, "num_experts_per_tok is 257, more than n_routed_experts, 256"),
+        (
+            MIXTRAL_8X7B | {"num_experts_per_tok": None, "moe_topk": [2] * 31 + [10]},
+            "moe_topk is 10, more than num_local_experts, 8",
+        ),
+    ],
+    ids=["mixtral", "deepseek", "one-a-layer"],
+)
+def test_more_experts_a_token_than_there_are_is_refused_with_both_numbers(config: Config, names: str) -> None:
+    layers = spec_from_config(config, "test").layers
+    fields = Fields(config, "test")
+    with pytest.raises(BrokenModelError, match=names):
+        count_weights(fields, fields, layers, str(config["model_type"]))
+    weights, notes = count(config)
+    assert weights == WeightCount(0, 0, 0, "config")
+    assert any("weights are not counted" in note and names in note for note in notes)
+
+
+def test_a_model_with_one_expert_is_dense_whatever_a_token_was_to_choose() -> None:
+    weights, notes = count(MIXTRAL_8X7B | {"num_local_experts": 1, "num_experts_per_tok": 2})
+    assert (weights.num_experts, weights.expert_bytes) == (0, 0)
+    assert weights.num_active_params == weights.num_params > 0
+    assert not any("not counted" in note for note in notes)
+
+
+def test_a_token_may_pass_through_every_expert() -> None:
+    weights, _ = count(MIXTRAL_8X7B | {"num_experts_per_tok": 8})
+    assert weights.num_active_params == weights.num_params
 
 
 def bits_of_matrices(config: Config) -> float:

@@ -15,12 +15,14 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from kvfolio import __version__
+from kvfolio.cli.options import printable
 from kvfolio.errors import KvfolioError
 
 # Turns that a thread of libgomp spins at a barrier before it sleeps. Its own default, hundreds of thousands, is a
 # little quicker on idle cores and many times slower where another process holds one of them: docs/lab.md.
 SPIN_COUNT = "5000"
 
+MOST_LETTERS = 2000  # of an error line
 VERBS = ("plan", "fleet", "models", "devices", "run", "compare")
 _WrongUsage: Any = typer.BadParameter.__mro__[1]  # click's UsageError, which typer carries under a private name
 
@@ -83,8 +85,13 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started us
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for the life of the process
     try:
-        sys.exit(make_app(sys.argv[1:])(standalone_mode=False))
+        status = make_app(sys.argv[1:])(standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(status)
     except KvfolioError as error:
         _refuse(type(error).__name__, str(error))
     except _WrongUsage as error:
@@ -103,9 +110,13 @@ def main() -> None:
 
 def _refuse(kind: str, message: str) -> NoReturn:
     """Say what is wrong, in one line, and leave with status 2."""
-    message = " ".join(message.split())
+    message = printable(" ".join(message.split()))[:MOST_LETTERS]
     if "--json" in sys.argv:
-        print(json.dumps({"error": {"kind": kind, "message": message}}, ensure_ascii=False))
-    else:
-        print(f"error: {message}", file=sys.stderr)
+        try:
+            print(json.dumps({"error": {"kind": kind, "message": message}}, ensure_ascii=False), flush=True)
+            sys.exit(2)
+        except OSError as error:
+            message = f"{message} (and standard output cannot be written: {error})"
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - it would be flushed once more at the end
+    print(f"error: {message}", file=sys.stderr)
     sys.exit(2)

@@ -74,7 +74,7 @@ def fleet(
         **given,
     )
     if as_json:
-        print(json.dumps(dataclasses.asdict(result), ensure_ascii=False))
+        print(json.dumps(dataclasses.asdict(result), ensure_ascii=False, allow_nan=False))
     else:
         _show(result)
 

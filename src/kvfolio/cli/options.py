@@ -30,6 +30,11 @@ Threads = Annotated[int | None, typer.Option(help="Threads of the kernels. Left 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
+def printable(text: str) -> str:
+    """``text`` on one line, with escapes for what would steer a terminal; names come from files."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
 def load(model: str | None, **options: Any) -> "LLM":
     from kvfolio.engine.llm import LLM
 

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvfolio.errors import OptionError
 from kvfolio.planner.logs import LogLine, explain_log, read_log
 from kvfolio.planner.options import PlanOptions
 from kvfolio.units import format_bytes
@@ -47,6 +48,11 @@ def show_verification(source: str, spec: "ModelSpec", options: PlanOptions, as_j
     """The plan beside the cache that transformers builds; True unless a difference has no explanation."""
     from kvfolio.engine.verify import verify
     from kvfolio.spec.source import read_config
+
+    if options.kv_format != "auto":
+        raise OptionError(f"--verify compares at 16 bits, as transformers stores; leave {options.kv_format} out")
+    if len(options.contexts) > 1:
+        raise OptionError(f"--verify takes one --context; {len(options.contexts)} were given")
 
     tokens = options.contexts[0] if options.contexts else _enough_tokens(spec)
     result = verify(spec, read_config(source), max(1, tokens))

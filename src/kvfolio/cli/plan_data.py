@@ -21,7 +21,7 @@ _COLUMNS = (
 
 def as_json_text(plans: Sequence[Plan]) -> str:
     """A list with one object a model."""
-    return json.dumps([dataclasses.asdict(plan) for plan in plans], ensure_ascii=False)
+    return json.dumps([dataclasses.asdict(plan) for plan in plans], ensure_ascii=False, allow_nan=False)
 
 
 def ladders_as_json(ladders: Sequence[Sequence[WhatIf]]) -> str:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from kvfolio.cli.options import printable
 from kvfolio.planner.report import LayerReport, LengthReport, Plan
 from kvfolio.planner.whatif import WhatIf
 from kvfolio.units import (
@@ -41,17 +42,16 @@ def show_one(plan: Plan, advice: Sequence[str], command: str) -> None:
     """Everything about one model; ``command`` makes the same plan again."""
     console = _console()
     _show_head(console, plan)
-    console.print(_layers_table(plan))
-    console.print(_memory_table(plan))
-    console.print(_contexts_table(plan))
+    for table in (_layers_table(plan), _memory_table(plan), _contexts_table(plan)):
+        _print_whole(console, table)
     for line in _facts(plan):
         console.print(line, soft_wrap=True)
     if advice:
         console.print("\n[bold]Change next[/]")
         for sentence in advice:
-            console.print(f"  · {escape(sentence)}", soft_wrap=True)
+            console.print(f"  · {escape(printable(sentence))}", soft_wrap=True)
     _show_assumptions(console, plan.assumptions)
-    console.print(f"\n[dim]Again: {escape(command)}[/]", soft_wrap=True)
+    console.print(f"\n[dim]Again: {escape(printable(command))}[/]", soft_wrap=True)
 
 
 def show_several(plans: Sequence[Plan]) -> None:
@@ -67,8 +67,8 @@ def show_several(plans: Sequence[Plan]) -> None:
         params = format_count(plan.model.num_parameters)
         users = "does not fit" if plan.short_bytes else _count(plan.users.reserved)
         token = _bytes(plan.kv.bytes_per_token)
-        table.add_row(escape(plan.model.name), params, token, fixed, *cells, users)
-    console.print(table)
+        table.add_row(escape(printable(plan.model.name)), params, token, fixed, *cells, users)
+    _print_whole(console, table)
     device = _device_line(plans[0])
     console.print(
         f"users: sequences of {format_tokens(plans[0].contexts[0].context)} tokens beside the weights on {device}"
@@ -87,7 +87,7 @@ def show_ladder(ladder: Sequence[WhatIf]) -> None:
     console = _console()
     first = ladder[0].plan
     context = format_tokens(first.contexts[0].context)
-    title = f"{escape(first.model.name)} · the same body with other attention, and in other formats"
+    title = f"{escape(printable(first.model.name))} · the same body with other attention, and in other formats"
     table = _table(title, "", "a token", f"at {context}", "of today", "", "users", "tokens/s")
     largest = max(row.ratio for row in ladder)
     for index, row in enumerate(ladder):
@@ -101,34 +101,47 @@ def show_ladder(ladder: Sequence[WhatIf]) -> None:
             f"{row.plan.step.tokens_per_s_per_user:,.1f}" if row.plan.step else "?",
             end_section=index == 0 or row.name == "MLA",
         )
-    console.print(table)
+    _print_whole(console, table)
     console.print(
         f"on {_device_line(first)}; weights of {format_bytes(first.weights_bytes)} left as they are", soft_wrap=True
     )
     _show_assumptions(console, first.assumptions)
 
 
+def _print_whole(console: Console, table: Table) -> None:
+    """A table of its own width, whatever the terminal's: a number that wraps can be read, one that is cut cannot."""
+    width = max(console.width, console.measure(table, options=console.options.update(max_width=PIPE_WIDTH)).maximum)
+    console.print(table, width=width, crop=False, soft_wrap=width > console.width)
+
+
 def _console() -> Console:
-    width = None if sys.stdout.isatty() else PIPE_WIDTH
+    width = None if sys.stdout is not None and sys.stdout.isatty() else PIPE_WIDTH
     return Console(highlight=False, width=width)
 
 
 def _show_head(console: Console, plan: Plan) -> None:
     model = plan.model
-    params = f"{format_count(model.num_parameters)} parameters"
+    params = f"{format_count(model.num_parameters)} parameters" if model.num_parameters else "parameters not known"
     if model.num_active_parameters != model.num_parameters:
-        params += f", {format_count(model.num_active_parameters)} active"
+        params += f", {format_count(model.num_active_parameters)} for a token"
     reads = f"reads {model.max_context:,} tokens" if model.max_context else "context not stated"
-    console.print(f"[bold]{escape(model.name)}[/] · {escape(model.model_type)} · {params} · {reads}", soft_wrap=True)
+    name, kind = escape(printable(model.name)), escape(printable(model.model_type))
+    console.print(f"[bold]{name}[/] · {kind} · {params} · {reads}", soft_wrap=True)
     console.print(f"on {_device_line(plan)}\n", soft_wrap=True)
 
 
 def _device_line(plan: Plan) -> str:
     device = plan.device
     count = f"{device.num_devices} × " if device.num_devices > 1 else ""
-    memory = f"{format_bytes(device.memory_bytes)} ({format_decimal_bytes(device.memory_bytes)})"
-    speed = device.bandwidth_bytes_per_s
-    return f"{count}{escape(device.name)}: {memory}" + (f", {speed / 1e12:.2f} TB/s" if speed else "")
+    each = " each" if device.num_devices > 1 else ""
+    memory = f"{format_bytes(device.memory_bytes)} ({format_decimal_bytes(device.memory_bytes)}){each}"
+    return f"{count}{escape(printable(device.name))}: {memory}" + _speed(device.bandwidth_bytes_per_s)
+
+
+def _speed(bytes_per_s: int | None) -> str:
+    if bytes_per_s is None:
+        return ""
+    return f", {bytes_per_s / 1e12:.2f} TB/s" if bytes_per_s >= 10**12 else f", {bytes_per_s / 1e9:.1f} GB/s"
 
 
 def _layers_table(plan: Plan) -> Table:
@@ -170,11 +183,11 @@ def _geometry(layer: LayerReport) -> str:
 
 def _memory_table(plan: Plan) -> Table:
     """Where one device's bytes go."""
-    device, devices = plan.device, plan.device.num_devices
-    caches = plan.kv_memory_bytes // devices
-    weights = -(-plan.weights_bytes // devices)
+    device = plan.device
+    weights, caches = device.weights_bytes, device.kv_memory_bytes
     rest = max(0, device.memory_bytes - weights - caches)
-    table = _table("Memory of one device", "", "GiB", "GB", "")
+    which = "the fullest" if device.pipeline_stages > 1 else "one"
+    table = _table(f"Memory of {which} device", "", "GiB", "GB", "")
     for name, value in (("weights", weights), ("caches", caches), ("left free", rest)):
         share = min(1.0, value / device.memory_bytes)
         table.add_row(name, f"{value / 2**30:,.2f}", f"{value / 1e9:,.2f}", _bar(share))
@@ -183,10 +196,9 @@ def _memory_table(plan: Plan) -> Table:
 
 def _contexts_table(plan: Plan) -> Table:
     asked = plan.step.users if plan.step else 1
-    each = "tokens/s" if asked == 1 else f"tokens/s each, {asked}"
-    table = _table(
-        "Users and speed, at best", "context", "one sequence", "users", each, "all users: each", "in all", "first token"
-    )
+    alone = "one alone" if asked == 1 else f"{asked:,} users"
+    columns = ("context", "one sequence", "users", f"tokens/s: {alone}", "each of all", "in all", "first token")
+    table = _table("Users and speed, at best", *columns)
     for row in plan.contexts:
         table.add_row(*_context_cells(row, bool(plan.short_bytes)))
     return table
@@ -195,16 +207,24 @@ def _contexts_table(plan: Plan) -> Table:
 def _context_cells(row: LengthReport, does_not_fit: bool) -> Iterator[str]:
     yield format_tokens(row.context) + (" *" if row.beyond_model else "")
     yield format_bytes(row.bytes)
-    yield "does not fit" if does_not_fit else _count(row.users)
-    yield f"{row.step.tokens_per_s_per_user:,.1f}" if row.step else "?"
+    yield "do not fit" if does_not_fit else _count(row.users)
+    yield "–" if does_not_fit else _speed_of(row)
     yield f"{row.full_step.tokens_per_s_per_user:,.1f}" if row.full_step else "–"
     yield f"{row.full_step.tokens_per_s_total:,.0f}" if row.full_step else "–"
-    yield format_seconds(row.ttft_s) if row.ttft_s is not None else "?"
+    yield "–" if does_not_fit else format_seconds(row.ttft_s) if row.ttft_s is not None else "?"
+
+
+def _speed_of(row: LengthReport) -> str:
+    if row.step is None:
+        return "?"
+    return f"{row.step.tokens_per_s_per_user:,.1f}" + ("" if row.step.fits else " (too many)")
 
 
 def _facts(plan: Plan) -> Iterator[str]:
     if any(row.beyond_model for row in plan.contexts):
         yield "* more than the model was made to read"
+    if plan.step and plan.contexts[0].ttft_s is None:
+        yield "first token: the device's rate is not known; give --flops"
     users = plan.users
     if users.paged is not None and not plan.short_bytes:
         line = f"Paged, {users.mean_tokens:,} tokens each on average: {users.paged:,} users"
@@ -214,7 +234,7 @@ def _facts(plan: Plan) -> Iterator[str]:
             )
         yield line
     step = plan.step
-    if step is not None:
+    if step is not None and not plan.short_bytes:
         yield (
             f"A step of {step.users:,} at {format_tokens(step.context)} takes {format_seconds(step.time_s)}: "
             f"{step.limit}-bound, each device reads {format_bytes(step.weights_bytes_read)} of weights "
@@ -223,17 +243,18 @@ def _facts(plan: Plan) -> Iterator[str]:
     if plan.break_even_context is not None:
         yield f"The cache outweighs the weights from {plan.break_even_context:,} tokens"
     ratio = plan.flops.without_cache_ratio_decode_only
+    flops = f"{format_count(plan.flops.per_token)}FLOP a token" if plan.flops.per_token else "FLOPs not known"
     yield (
-        f"{format_count(plan.flops.per_token)}FLOP a token; without a cache {ratio:,.1f}× as many for "
+        f"{flops}; without a cache {ratio:,.1f}× as many for "
         f"{plan.flops.tokens:,} tokens behind a prompt of {plan.flops.prompt_tokens:,}"
     )
 
 
 def _show_assumptions(console: Console, assumptions: Sequence[str], name: str = "") -> None:
     if assumptions:
-        console.print(f"\n[dim]Assumed {escape(name)}[/]")
+        console.print(f"\n[dim]Assumed {escape(printable(name))}[/]")
         for sentence in assumptions:
-            console.print(f"[dim]  · {escape(sentence)}[/]", soft_wrap=True)
+            console.print(f"[dim]  · {escape(printable(sentence))}[/]", soft_wrap=True)
 
 
 def _table(title: str, *columns: str) -> Table:

@@ -3,58 +3,92 @@
 Knows nothing of quality or price: it compares plans.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 
+from kvfolio.errors import OptionError
 from kvfolio.planner.options import PlanOptions
 from kvfolio.planner.report import Plan, make_plan
 from kvfolio.spec.model import ModelSpec
-from kvfolio.units import format_bytes, format_tokens
+from kvfolio.units import format_bytes, format_decimal_bytes, format_tokens
 
 MOST_DEVICES = 1024
+MOST_SENTENCES = 5
 
 
 def advise(spec: ModelSpec, options: PlanOptions, plan: Plan) -> tuple[str, ...]:
     """Sentences, most useful first."""
     if plan.short_bytes:
         return (_devices_needed(spec, options, plan),)
-    context, users = plan.contexts[0].context, plan.users
-    advice = []
-    if users.reserved == 0:
-        fitting = plan.largest_context or 0
-        advice.append(
-            f"not one sequence of {format_tokens(context)} tokens fits: short by "
-            f"{format_bytes(plan.contexts[0].device_bytes - _memory_each(plan))} a device; "
+    if plan.users.reserved is None:
+        return ("the cache does not bound the number of users",)
+    return tuple(_levers(spec, options, plan, plan.users.reserved))[:MOST_SENTENCES]
+
+
+def _levers(spec: ModelSpec, options: PlanOptions, plan: Plan, users: int) -> Iterator[str]:
+    first = plan.contexts[0]
+    at = f"at {format_tokens(first.context)}"
+    if users == 0:
+        fitting = make_plan(spec, replace(options, users=1)).largest_context or 0
+        yield (
+            f"not one sequence of {format_tokens(first.context)} tokens fits: short by "
+            f"{format_bytes(first.device_bytes - plan.device.kv_memory_bytes)} a device; "
             f"the longest that fits has {fitting:,} tokens"
         )
-    if users.reserved is None:
-        return (*advice, "the cache does not bound the number of users")
+    elif options.users > users:
+        yield f"{options.users:,} users do not fit {at}: at most {users:,} do; their speed is that of a larger memory"
     if plan.kv.format in ("bf16", "f16", "f32"):
-        for fmt in ("fp8", "int4"):
-            count = make_plan(spec, replace(options, kv_format=fmt)).users.reserved
-            if count is not None and count > users.reserved:
-                advice.append(f"--kv-format {fmt}: {users.reserved:,} → {count:,} users at {format_tokens(context)}")
-    if users.paged is not None and options.mean_tokens is not None and users.paged > users.reserved:
-        advice.append(
-            f"blocks instead of whole contexts: {users.reserved:,} → {users.paged:,} users "
-            f"of {users.mean_tokens:,} tokens"
-        )
-    doubled = replace(options, devices=2 * options.devices)
-    more = make_plan(spec, doubled).users.reserved
-    if more:
-        advice.append(f"--devices {doubled.devices}: {users.reserved:,} → {more:,} users, weights cut in two")
-    return tuple(advice[:4])
+        has_latents = any(layer.kind.startswith("latent") for layer in plan.kv.layers)
+        for fmt in ("fp8",) if has_latents else ("fp8", "int4"):  # no engine keeps latents in 4 bits
+            count = make_plan(spec, replace(options, kv_format=fmt)).users.reserved or 0
+            if count > users:
+                yield f"--kv-format {fmt}: {users:,} → {count:,} users {at}"
+    yield from _smaller_weights(spec, options, plan, users, at)
+    paged = plan.users.paged
+    if paged is not None and options.mean_tokens is not None and paged > users:
+        how = "blocks and one copy of the prefix" if options.prefix_tokens else "blocks"
+        yield f"{how} instead of whole contexts: {users:,} → {paged:,} users of {plan.users.mean_tokens:,} tokens"
+    yield from _more_devices(spec, options, users, at)
 
 
-def _memory_each(plan: Plan) -> int:
-    return plan.kv_memory_bytes // plan.device.num_devices
+def _smaller_weights(spec: ModelSpec, options: PlanOptions, plan: Plan, users: int, at: str) -> Iterator[str]:
+    """Weights of 16 bits in 8."""
+    params = spec.weights.num_params
+    if options.weights_bytes is not None or plan.weights_bytes < 2 * params or not params:
+        return
+    count = make_plan(spec, replace(options, weights_bytes=params)).users.reserved or 0
+    if count > users:
+        yield f"weights in 8 bits ({format_decimal_bytes(params)} of them): {users:,} → {count:,} users {at}"
+
+
+def _more_devices(spec: ModelSpec, options: PlanOptions, users: int, at: str) -> Iterator[str]:
+    """Twice the devices, where that is better than a second replica."""
+    doubled = 2 * options.devices
+    if spec.num_q_heads % doubled:
+        return
+    more = _users_on(spec, options, doubled)
+    if more is not None and more > 2 * users:
+        yield f"--devices {doubled}: {users:,} → {more:,} users {at}; two replicas would hold {2 * users:,}"
+
+
+def _users_on(spec: ModelSpec, options: PlanOptions, devices: int) -> int | None:
+    """Users on so many devices; None where they do not fit or cannot be asked for."""
+    try:
+        plan = make_plan(spec, replace(options, devices=devices))
+    except OptionError:
+        return None
+    return None if plan.short_bytes else plan.users.reserved
 
 
 def _devices_needed(spec: ModelSpec, options: PlanOptions, plan: Plan) -> str:
-    """The fewest devices, a power of two, that hold the weights and one sequence."""
+    """The fewest devices, by doubling, that hold the weights and a sequence, and that the heads can be cut for."""
     short = f"the weights do not fit: short by {format_bytes(plan.short_bytes)} on each device"
-    devices = options.devices
+    devices = 1
     while devices < MOST_DEVICES:
         devices *= 2
-        if make_plan(spec, replace(options, devices=devices)).users.reserved != 0:
+        if devices > options.devices and (_users_on(spec, options, devices) or 0) > 0:
+            heads = spec.num_q_heads
+            if heads % devices:
+                return f"{short}; {devices} devices would hold them, but {heads} heads do not divide: see --pipeline"
             return f"{short}; --devices {devices} holds them and a cache"
-    return f"{short}; {MOST_DEVICES} devices do not hold them either: name a larger device"
+    return f"{short}, and {MOST_DEVICES} devices do not hold them and a cache: name a larger device"

@@ -6,13 +6,15 @@ Knows nothing that its rooms do not: it reads the model and the options as peopl
 from pathlib import Path
 from typing import Unpack
 
+from kvfolio.errors import OptionError
 from kvfolio.planner.fleet import Fleet, FleetOptions, make_fleet
-from kvfolio.planner.options import PlanArguments, read_options
+from kvfolio.planner.options import PlanArguments, read_options, whole_number
 from kvfolio.planner.report import Plan, make_plan
 from kvfolio.spec.model import ModelSpec
 from kvfolio.spec.source import read_model
 from kvfolio.units import parse_bytes
 
+_NOT_OF_A_FLEET = {"users", "prompt_tokens", "tokens", "in_flight"}
 DEFAULT_FLEET_CONTEXT = 8192  # tokens set aside for one conversation
 
 
@@ -44,12 +46,25 @@ def fleet(
     left out) is set aside for each. Other options as in ``plan``. Raises a KvfolioError where one conversation does
     not fit.
     """
-    if options.get("context") is None:
-        options["context"] = DEFAULT_FLEET_CONTEXT
-    memory = None if kv_memory is None else parse_bytes(kv_memory)
-    asked = FleetOptions(read_options(**options), conversations, memory, tokens_per_s, price_per_hour)
+    for name in _NOT_OF_A_FLEET & options.keys():
+        raise OptionError(f"{name} has no meaning for a fleet; leave it out")
+    if options.get("context") is None:  # with a mean, no context is set aside
+        options["context"] = options.get("mean_tokens") or DEFAULT_FLEET_CONTEXT
+    plan_options = read_options(**options)
+    if len(plan_options.contexts) > 1:
+        raise OptionError(f"a fleet has one context, {len(plan_options.contexts)} were given")
+    memory = kv_memory if kv_memory is None or isinstance(kv_memory, str) else whole_number("kv_memory", kv_memory)
+    asked = FleetOptions(
+        plan_options,
+        whole_number("conversations", conversations),
+        None if memory is None else parse_bytes(memory),
+        tokens_per_s,
+        price_per_hour,
+    )
     return make_fleet(_spec(model), asked)
 
 
 def _spec(model: str | Path | ModelSpec) -> ModelSpec:
+    if not isinstance(model, str | Path | ModelSpec):
+        raise OptionError(f"model is {model!r}; accepted: a name, a path or a ModelSpec")
     return model if isinstance(model, ModelSpec) else read_model(model)

@@ -5,7 +5,7 @@ Knows nothing of devices or speeds: it is handed bytes.
 
 from collections.abc import Callable
 
-from kvfolio.planner.sizes import bytes_at, rounded_up
+from kvfolio.planner.sizes import bytes_at, parts_of, rounded_up
 from kvfolio.spec.formats import CacheFormat
 from kvfolio.spec.model import ModelSpec
 
@@ -22,10 +22,9 @@ def users_that_fit(kv_memory: int, bytes_each: int, shared_bytes: int = 0) -> in
 
     None: an empty cache bounds nothing.
     """
-    own = bytes_each - shared_bytes
-    if own <= 0:
+    if not bytes_each:
         return None
-    return max(0, kv_memory - shared_bytes) // own
+    return max(0, kv_memory - shared_bytes) // max(1, bytes_each - shared_bytes)
 
 
 def shared_prefix_bytes(spec: ModelSpec, prefix_tokens: int, fmt: CacheFormat, block_tokens: int) -> int:
@@ -35,9 +34,10 @@ def shared_prefix_bytes(spec: ModelSpec, prefix_tokens: int, fmt: CacheFormat, b
     """
     blocks = prefix_tokens // block_tokens * block_tokens
     return sum(
-        count * kind.bytes_at(blocks, fmt)
+        count * part.bytes_at(blocks, fmt)
         for kind, count in spec.kinds()
-        if kind.horizon() is None and kind.growth(fmt)
+        for part in parts_of(kind)
+        if part.horizon() is None and part.growth(fmt)
     )
 
 

@@ -4,18 +4,16 @@ Knows nothing of how an engine is installed or started. Flags are those of vLLM 
 (server_arguments.md) and llama.cpp's llama-server (tools/server/README.md), read in autumn 2026.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from kvfolio.errors import BudgetError, OptionError
 from kvfolio.planner import sizes
+from kvfolio.planner.emit_job import Job, check_heads, make_job, model_name, written
 from kvfolio.planner.memory import DEFAULT_BLOCK_TOKENS
 from kvfolio.planner.options import PlanOptions
-from kvfolio.planner.parallel import DeviceShare, device_share
-from kvfolio.planner.report import Plan, make_plan
 from kvfolio.spec.layers import RecurrentState
 from kvfolio.spec.model import ModelSpec
-from kvfolio.units import format_bytes
 
 ENGINES = ("vllm", "sglang", "llama.cpp")
 
@@ -27,7 +25,10 @@ _VLLM_FORMATS = {
     "int4": "int4_per_token_head",
     "fp8-mla": "fp8_ds_mla",
 }
-_VLLM_ACCEPTS = "auto, bf16, f16, fp8, fp8-scaled, int8, int4, and for latent layers auto, bf16, f16, fp8, fp8-mla"
+_VLLM_ACCEPTS = "auto, bf16, f16, fp8, fp8-scaled, int8, int4"
+# v1/attention/backends/mla: those of the backends for dense latents, and of the sparse ones.
+_VLLM_LATENTS = "auto, bf16, f16, fp8 (its fp8-mla is for latent layers with an index)"
+_VLLM_INDEXED = "auto, bf16, fp8, fp8-mla for latent layers with an index"
 _SGLANG_ACCEPTS = "auto, bf16, fp8, and fp8-mla for latent layers with an index"
 _LLAMA_FORMATS = {
     "f32": "f32",
@@ -41,155 +42,30 @@ _LLAMA_FORMATS = {
 _LLAMA_ACCEPTS = "auto, f32, bf16, f16, int8 (q8_0), int4 (q4_0), keys/values of these, k8v4"
 _LONG_FORMATS = {"bf16": "bfloat16", "f16": "float16"}
 _LLAMA_PAD = 256  # llama.cpp rounds the context of a slot up to this
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """One command line while it is written."""
-
-    spec: ModelSpec
-    options: PlanOptions
-    plan: Plan
-    share: DeviceShare
-    context: int
-    users: int
-    source: str
-    beyond_model: bool  # the context asked for is more than the model was made for
-    flags: list[tuple[str, ...]] = field(default_factory=list)
-    comments: list[str] = field(default_factory=list)
-
-    def flag(self, *words: str | int) -> None:
-        self.flags.append(tuple(str(word) for word in words))
-
-    def say(self, comment: str) -> None:
-        self.comments.append(comment)
-
-    @property
-    def memory(self) -> int:
-        """Bytes for caches on one device."""
-        return self.plan.kv_memory_bytes // self.plan.device.num_devices
-
-    @property
-    def usable(self) -> int:
-        """Bytes of one device that weights and caches may take."""
-        return int(self.plan.device.memory_bytes * self.options.utilisation) - self.options.reserve
-
-    def fraction(self) -> str:
-        """``usable`` as a share of the device's memory, rounded down: what a reserve comes to in a fraction."""
-        return f"{self.usable * 1000 // self.plan.device.memory_bytes / 1000:.3g}"
-
-    def has(self, *kinds: str) -> bool:
-        return any(part.kind in kinds for kind in self.spec.layers for part in sizes.parts_of(kind))
-
-    def window(self) -> int | None:
-        """The widest window; None where no layer has one."""
-        parts = (part for kind in self.spec.layers for part in sizes.parts_of(kind))
-        return max((part.window for part in parts if part.window is not None and part.horizon()), default=None)
+_LLAMA_SLOTS = 256  # LLAMA_MAX_SEQ of src/llama-cparams.h: it starts with no more
 
 
 def engine_flags(spec: ModelSpec, options: PlanOptions, engine: str, source: str) -> str:
     """The command line, one flag a line, behind ``#`` lines that say what it was computed from.
 
-    For the first context and the users asked for, if more than one, else those that fit: each with its whole context
-    set aside, or at ``mean_tokens`` where that is given. ``source``: what the model was called. Raises OptionError for
-    an unknown engine and for what it has no flag for, BudgetError for a plan that does not fit.
+    For one context and the users asked for, if more than one, else those that fit: each with its whole context set
+    aside, or at ``mean_tokens`` where that is given. ``source``: what the model was called. Raises OptionError for an
+    unknown engine, for several contexts, for weights that are not known and for what the engine does not take,
+    BudgetError for a plan that does not fit.
     """
     if engine not in ENGINES:
         raise OptionError(f"unknown engine {engine!r}; accepted: {', '.join(ENGINES)}")
+    if len(options.contexts) > 1:
+        raise OptionError(f"--emit takes one --context; {len(options.contexts)} were given")
     if engine == "llama.cpp":
         return _llama_cpp(spec, options, source)
-    job = _job(spec, options, source)
+    check_heads(spec, options.devices, "vLLM" if engine == "vllm" else "SGLang")
+    job = make_job(spec, options, source)
     if engine == "vllm":
         _vllm(job)
-        return _written(job, ("vllm", "serve", _model(job)))
+        return written(job, ("vllm", "serve", model_name(job)))
     _sglang(job)
-    return _written(job, ("python", "-m", "sglang.launch_server"))
-
-
-def _job(spec: ModelSpec, options: PlanOptions, source: str, pad: int = 1) -> _Job:
-    """The plan behind the flags, with its numbers as the first comments; BudgetError where it does not fit.
-
-    ``pad``: the engine rounds a context up to a multiple of this, so the plan is made for that many tokens.
-    """
-    plan = make_plan(spec, options)
-    asked = plan.contexts[0]
-    if asked.context < 1:
-        raise OptionError("a context of 0 tokens cannot be served; give --context, such as 4096 or 32k")
-    context = sizes.rounded_up(asked.context, pad)
-    if context != asked.context:
-        plan = make_plan(spec, replace(options, contexts=(context,)))
-    share = device_share(spec, plan.weights_bytes, options.devices, options.pipeline)
-    if plan.short_bytes:
-        raise BudgetError(
-            f"the weights do not fit: {format_bytes(share.weights_bytes)} a device, short by "
-            f"{format_bytes(plan.short_bytes)}; take more --devices, a larger device or a smaller checkpoint"
-        )
-    job = _Job(spec, options, plan, share, context, _users(options, plan), source, asked.beyond_model)
-    _say_numbers(job)
-    if context != asked.context:
-        job.say(f"{asked.context:,} tokens became {context:,}: the engine rounds a context up to {pad}")
-    return job
-
-
-def _users(options: PlanOptions, plan: Plan) -> int:
-    row = plan.contexts[0]
-    paged = options.mean_tokens is not None
-    fit = plan.users.paged if paged else plan.users.reserved
-    each = f"{plan.users.mean_tokens if paged else row.context:,} tokens"
-    if fit is None:
-        return options.users
-    if fit < max(1, options.users):
-        have = plan.kv_memory_bytes // plan.device.num_devices
-        raise BudgetError(
-            f"{options.users:,} sequences of {each} do not fit: {fit:,} do in {format_bytes(have)} of cache memory a "
-            f"device, and one of {row.context:,} tokens takes {format_bytes(row.device_bytes)}; take fewer users, a "
-            "shorter context, more --devices or a smaller --kv-format"
-        )
-    return options.users if options.users > 1 else fit
-
-
-def _say_numbers(job: _Job) -> None:
-    plan, options = job.plan, job.options
-    held = "at a mean of" if options.mean_tokens is not None else "each set aside whole:"
-    tokens = plan.users.mean_tokens if options.mean_tokens is not None else job.context
-    reserve = f" - reserve {format_bytes(options.reserve)}" if options.reserve else ""
-    each = plan.contexts[0].device_bytes
-    job.say(f"{job.spec.name} on {plan.device.name}, cache in {plan.kv.format}")
-    job.say(
-        f"for caches {job.memory:,} B a device = {options.utilisation:g} * {format_bytes(plan.device.memory_bytes)}"
-        f"{reserve} - weights {format_bytes(job.share.weights_bytes)}"
-    )
-    job.say(f"users: {job.users:,}, {held} {tokens:,} tokens; {each:,} B a device at {job.context:,} tokens")
-    if options.weights_bytes is not None:
-        job.say(f"the weights were given as {options.weights_bytes:,} B: name the checkpoint that has them")
-    if job.beyond_model:
-        job.say(f"{job.context:,} tokens is more than the {plan.model.max_context:,} that the model was made for")
-
-
-def _written(job: _Job, start: tuple[str, ...]) -> str:
-    from shlex import quote
-
-    comments = ["# " + " ".join(comment.split()) for comment in job.comments]
-    lines = [" ".join(map(quote, words)) for words in (start, *job.flags)]
-    return "\n".join([*comments, " \\\n  ".join(lines)])
-
-
-def _model(job: _Job) -> str:
-    """What the engine is to call the model: a path, or its repository on the hub."""
-    source = job.source
-    path = Path(source)
-    if path.exists():
-        folder = path.parent if path.name == "config.json" else path
-        return f"./{folder}" if str(folder).startswith("-") else str(folder)
-    if "/" in source:
-        return source
-    from kvfolio.spec.catalogue import find_entry
-
-    entry = find_entry(source)
-    if entry is not None and entry.repo is not None:
-        return entry.repo
-    job.say(f"{source} has no repository that kvfolio knows: put the path of its weights in its place")
-    return source
+    return written(job, ("python", "-m", "sglang.launch_server"))
 
 
 def _format_name(options: PlanOptions) -> str:
@@ -200,7 +76,15 @@ def _refused(engine: str, format_name: str, accepted: str) -> OptionError:
     return OptionError(f"{engine} stores no cache in {format_name}; --kv-format for it: {accepted}")
 
 
-def _block_flag(job: _Job, name: str, engine: str) -> None:
+def _format_flag(job: Job, name: str) -> None:
+    job.flag("--kv-cache-dtype", name)
+    if name == "auto":
+        job.say(
+            "auto follows the checkpoint: one that asks for an fp8 cache gets it, and takes half of what is counted"
+        )
+
+
+def _block_flag(job: Job, name: str, engine: str) -> None:
     """The size of a block, where another than kvfolio's own was asked for and the engine has it."""
     block = job.options.block_tokens
     if block == DEFAULT_BLOCK_TOKENS:
@@ -213,7 +97,7 @@ def _block_flag(job: _Job, name: str, engine: str) -> None:
         job.flag(name, block)
 
 
-def _parallel_flags(job: _Job, tensor: str, pipeline: str) -> None:
+def _parallel_flags(job: Job, tensor: str, pipeline: str) -> None:
     for name, count in ((tensor, job.options.devices), (pipeline, job.options.pipeline)):
         if count > 1:
             job.flag(name, count)
@@ -222,14 +106,19 @@ def _parallel_flags(job: _Job, tensor: str, pipeline: str) -> None:
 # ---- vLLM -----------------------------------------------------------------------------------------------------------
 
 
-def _vllm(job: _Job) -> None:
+def _vllm(job: Job) -> None:
     options = job.options
     job.flag("--max-model-len", job.context)
     _parallel_flags(job, "--tensor-parallel-size", "--pipeline-parallel-size")
     job.flag("--gpu-memory-utilization", job.fraction())
-    job.flag("--kv-cache-memory-bytes", job.memory)
-    job.say("--kv-cache-memory-bytes fixes the cache as planned; without it vLLM takes what its activations leave")
-    job.flag("--kv-cache-dtype", _vllm_format(job))
+    if job.is_least_memory:
+        job.flag("--kv-cache-memory-bytes", job.memory)
+        job.say("--kv-cache-memory-bytes fixes the cache as planned; without it vLLM takes what its activations leave")
+    else:
+        job.say(
+            "a pipeline stage has less room, so no --kv-cache-memory-bytes: vLLM takes what activations leave on each"
+        )
+    _format_flag(job, _vllm_format(job))
     _block_flag(job, "--block-size", "vLLM")
     batched = max(options.in_flight, job.users)
     job.flag("--max-num-seqs", job.users)
@@ -242,29 +131,43 @@ def _vllm(job: _Job) -> None:
         job.say("vLLM refuses that unless VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 is set")
     if job.source.endswith(".gguf"):
         job.say("vLLM reads GGUF files only as an experiment, and one file a model")
-    reserved = sizes.vllm_bytes_at(
+    _say_what_starts(job)
+
+
+def _say_what_starts(job: Job) -> None:
+    """Where vLLM counts more for a request than the plan does, by windows widened for the tokens in flight."""
+    options = job.options
+    counted = sizes.vllm_bytes_at(
         job.share.spec, job.context, options.cache_format, options.block_tokens, options.in_flight
     )
-    if reserved and job.memory < job.users * reserved:
-        job.say(
-            f"vLLM counts {reserved:,} B for a request of {job.context:,} tokens: it starts "
-            f"{job.memory / reserved:.2f} of them at once, and preempts where more grow so long"
+    told = f"vLLM counts {counted:,} B for a request of {job.context:,} tokens"
+    if counted > job.memory:
+        raise BudgetError(
+            f"{told} and has {job.memory:,} B, so it refuses to start; take a shorter context or fewer --in-flight tokens"
         )
+    if job.memory < job.users * counted:
+        started = f"{job.memory / counted:.2f} of them at once"
+        job.say(f"{told}: it starts {started}, and preempts where more grow so long")
 
 
-def _vllm_format(job: _Job) -> str:
+def _vllm_format(job: Job) -> str:
     name = _format_name(job.options)
-    indexed, latent = job.has("latent_indexed"), job.has("latent", "latent_indexed")
+    indexed, latent = job.has("latent_indexed"), job.has("latent", "compressed_sparse")
     if name == "auto" and indexed:
         job.say("auto would be fp8 here: vLLM stores latents with an index so; the plan counts 16 bits")
         return "bfloat16"
     if name in ("auto", job.spec.dtype) and name != "f32" and not indexed:
         return "auto"
-    if name in _LONG_FORMATS:
+    if name == "bf16" or (name == "f16" and not indexed):
         return _LONG_FORMATS[name]
-    allowed = ("fp8", "fp8-mla") if latent else tuple(key for key in _VLLM_FORMATS if key != "fp8-mla")
+    if indexed:
+        allowed, accepted = {"fp8", "fp8-mla"}, _VLLM_INDEXED
+    elif latent:
+        allowed, accepted = {"fp8"}, _VLLM_LATENTS
+    else:
+        allowed, accepted = {"fp8", "fp8-scaled", "int8", "int4"}, _VLLM_ACCEPTS
     if name not in allowed:
-        raise _refused("vLLM", job.options.kv_format, _VLLM_ACCEPTS)
+        raise _refused("vLLM", job.options.kv_format, accepted)
     if _VLLM_FORMATS[name].endswith("per_token_head"):
         job.say(f"{_VLLM_FORMATS[name]} runs on vLLM's Triton attention alone")
     if name == "fp8" and indexed:
@@ -275,23 +178,23 @@ def _vllm_format(job: _Job) -> str:
 # ---- SGLang ---------------------------------------------------------------------------------------------------------
 
 
-def _sglang(job: _Job) -> None:
+def _sglang(job: Job) -> None:
     options = job.options
-    job.flag("--model-path", _model(job))
+    job.flag("--model-path", model_name(job))
     job.flag("--context-length", job.context)
     _parallel_flags(job, "--tp-size", "--pp-size")
     job.flag("--mem-fraction-static", job.fraction())
     job.say("--mem-fraction-static holds weights and caches; what remains is for activations and CUDA graphs")
-    job.flag("--kv-cache-dtype", _sglang_format(job))
+    _format_flag(job, _sglang_format(job))
     _block_flag(job, "--page-size", "SGLang")
     job.flag("--max-running-requests", job.users)
     job.flag("--chunked-prefill-size", options.in_flight)
     window = job.window()
     if window is not None and window < job.context and job.has("full"):
         # One pool for all window layers: every user's window, and the chunk that is being read.
-        each = job.context if options.mean_tokens is None else options.mean_tokens
-        in_windows = job.users * min(window, each) + options.in_flight
-        held = min(1000, -(-1000 * in_windows // (job.users * each)))
+        in_windows = job.users * min(window, job.each) + options.in_flight
+        in_full = job.users * job.each - (job.users - 1) * job.prefix
+        held = min(1000, -(-1000 * in_windows // in_full))
         job.flag("--swa-full-tokens-ratio", f"{held / 1000:g}")
         job.say(f"window layers get {held / 1000:g} of the tokens of full ones: {window:,} a user, and one chunk")
         job.say("where SGLang keeps a model's windows whole, fewer users fit: read its log with --log")
@@ -299,7 +202,7 @@ def _sglang(job: _Job) -> None:
         job.say("SGLang refuses that unless SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 is set")
 
 
-def _sglang_format(job: _Job) -> str:
+def _sglang_format(job: Job) -> str:
     name = _format_name(job.options)
     if name in ("auto", job.spec.dtype) and name != "f32":
         return "auto"
@@ -326,16 +229,16 @@ def _llama_cpp(spec: ModelSpec, options: PlanOptions, source: str) -> str:
     # q8_0 and q4_0 are one f16 scale for 32 numbers: the plan is made again with these bytes.
     exact = "/".join(f"{name}-g32" if name in ("int8", "int4") else name for name in names)
     # A prefix is stored again in every slot.
-    job = _job(spec, replace(options, kv_format=exact, prefix_tokens=0), source, _LLAMA_PAD)
+    job = make_job(spec, replace(options, kv_format=exact, prefix_tokens=0), source, _LLAMA_PAD)
     if exact != "/".join(names):
         job.say("counted as llama.cpp stores it: q8_0 is 34 B and q4_0 18 B for 32 numbers")
     _llama_flags(job, names)
     if options.prefix_tokens:
         job.say("llama.cpp stores a common prefix once in each slot: sharing it saves nothing here")
-    return _written(job, ("llama-server",))
+    return written(job, ("llama-server",))
 
 
-def _llama_flags(job: _Job, names: tuple[str, str]) -> None:
+def _llama_flags(job: Job, names: tuple[str, str]) -> None:
     options = job.options
     if job.source.endswith(".gguf"):
         job.flag("-m", f"./{job.source}" if job.source.startswith("-") else job.source)
@@ -345,11 +248,13 @@ def _llama_flags(job: _Job, names: tuple[str, str]) -> None:
         job.flag("-m", "model.gguf")
         job.say(f"model.gguf: {job.source} as a GGUF file; {job.plan.weights_bytes:,} B of weights were counted")
     paged = options.mean_tokens is not None
-    each = job.context if options.mean_tokens is None else options.mean_tokens
-    job.flag("--ctx-size", max(job.context, job.users * each))
-    job.flag("--parallel", job.users)
+    slots = min(job.users, _LLAMA_SLOTS)
+    if slots < job.users:
+        job.say(f"llama.cpp has at most {slots} slots: the plan has {job.users:,} users, the others wait for one")
+    job.flag("--ctx-size", max(job.context, slots * job.each))
+    job.flag("--parallel", slots)
     job.flag("--kv-unified" if paged else "--no-kv-unified")
-    job.say(f"--ctx-size is that of all {job.users:,} slots together, {'shared' if paged else 'cut evenly'}")
+    job.say(f"--ctx-size is that of all slots together, {'shared' if paged else 'cut evenly'}: {slots}")
     job.flag("--cache-type-k", _LLAMA_FORMATS[names[0]])
     job.flag("--cache-type-v", _LLAMA_FORMATS[names[1]])
     job.flag("--flash-attn", "on")

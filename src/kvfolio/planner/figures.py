@@ -81,8 +81,8 @@ PLOTS = (
     Plot(
         "ladder",
         "What another design would cost",
-        "One conversation of {context} tokens of {model}. Designs are counted in {format}; below them the model as "
-        "published in other formats. How well such a model would answer is not arithmetic.",
+        "One conversation of {context} tokens of {model}. Designs are counted in {format}, those that it can hold; "
+        "below them the model as published in other formats. How well such a model would answer is not arithmetic.",
         520,
         {
             "xaxis": {"title": {"text": "bytes of one conversation (GiB)"}, "rangemode": "tozero"},

@@ -9,11 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvfolio.errors import BudgetError, OptionError
-from kvfolio.planner import capacity
 from kvfolio.planner.options import MAX_COUNT, PlanOptions
-from kvfolio.planner.parallel import DeviceShare, device_share
-from kvfolio.planner.report import published_weights_bytes
-from kvfolio.planner.steptime import Speeds, step_time
+from kvfolio.planner.scene import Scene, last_that_holds, make_scene
 from kvfolio.spec.model import ModelSpec
 from kvfolio.units import format_bytes
 
@@ -36,8 +33,8 @@ class FleetOptions:
         if self.kv_memory is not None and self.kv_memory < 1:
             raise OptionError("kv_memory is 0; give the bytes for caches on one device, such as 60GiB")
         for name, value in (("tokens_per_s", self.tokens_per_s), ("price_per_hour", self.price_per_hour)):
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise OptionError(f"{name} is {value}; accepted: a number above 0")
+            if value is not None and not (math.isfinite(value) and 0 < value <= MAX_COUNT):
+                raise OptionError(f"{name} is {value}; accepted: a number above 0, up to {MAX_COUNT:,}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,40 +66,41 @@ def make_fleet(spec: ModelSpec, options: FleetOptions) -> Fleet:
 
     Raises BudgetError when a device cannot hold one conversation, or cannot keep the promised speed for one.
     """
-    asked, notes = options.plan, [*spec.assumptions, *options.plan.assumptions]
-    weights_bytes = published_weights_bytes(spec, asked, notes)
-    share = device_share(spec, weights_bytes, asked.devices, asked.pipeline)
-    notes += share.notes
+    asked, notes = options.plan, list[str]()
+    scene = make_scene(spec, asked, notes, options.kv_memory)
     reserved = asked.mean_tokens is None
     tokens = asked.contexts[0] if asked.mean_tokens is None else asked.mean_tokens
-    memory = options.kv_memory if options.kv_memory is not None else _left_for_caches(asked, share)
-    fmt, block = asked.cache_format, asked.block_tokens
-    bytes_each = capacity.sequence_bytes(share.spec, tokens, fmt, block)
-    shared = capacity.shared_prefix_bytes(share.spec, min(asked.prefix_tokens, tokens), fmt, block)
-    by_memory = capacity.users_that_fit(memory, bytes_each, shared)
+    _check_weights_fit(scene, options)
+    by_memory = scene.users_at(tokens, shares_prefix=True)
     by_memory = MOST_USERS if by_memory is None else by_memory
     if by_memory < 1:
+        share = scene.binding(tokens)
+        each, memory = scene.sequence_bytes(share.spec, tokens), scene.memory(share)
         raise BudgetError(
-            f"one conversation of {tokens:,} tokens takes {format_bytes(bytes_each)} on each device, which has "
-            f"{format_bytes(memory)} for caches: short by {format_bytes(bytes_each - memory)}; "
+            f"one conversation of {tokens:,} tokens takes {format_bytes(each)} on each device, which has "
+            f"{format_bytes(memory)} for caches: short by {format_bytes(each - memory)}; "
             "use more devices, a smaller format or a shorter context"
         )
-    speeds = _speeds(asked)
-    by_speed = _users_at_speed(share, options, tokens, by_memory, speeds)
+    by_speed = _users_at_speed(scene, options.tokens_per_s, tokens, by_memory)
     per_replica = min(by_memory, by_speed)
     devices = asked.devices * asked.pipeline
     replicas = -(-options.conversations // per_replica)
-    step = step_time(share, fmt, tokens, min(per_replica, options.conversations), speeds) if speeds else None
+    step = scene.step(tokens, min(per_replica, options.conversations))
     price = None if options.price_per_hour is None else options.price_per_hour * replicas * devices
     total = None if step is None else step.tokens_per_s_per_user * options.conversations
+    notes.append("all conversations decode at once, in full replicas; the work of prompts is not counted")
+    if spec.max_context is not None and tokens > spec.max_context:
+        notes.append(f"{tokens:,} tokens are more than the {spec.max_context:,} that the model was made to read")
+    if asked.prefix_tokens:
+        notes.append(f"a prefix of {asked.prefix_tokens:,} tokens is stored once in each replica")
     return Fleet(
         model=spec.name,
         device=asked.device.name,
         conversations=options.conversations,
         tokens_per_conversation=tokens,
         reserved=reserved,
-        bytes_per_conversation=capacity.sequence_bytes(spec, tokens, fmt, block),
-        kv_memory_bytes=memory,
+        bytes_per_conversation=scene.sequence_bytes(scene.spec, tokens),
+        kv_memory_bytes=scene.memory(scene.binding(tokens)),
         conversations_per_device=per_replica // devices,
         conversations_per_replica=per_replica,
         devices_per_replica=devices,
@@ -113,48 +111,48 @@ def make_fleet(spec: ModelSpec, options: FleetOptions) -> Fleet:
         tokens_per_s_total=total,
         price_per_hour=price,
         price_per_million_tokens=price / (total * 3600) * 1e6 if price is not None and total else None,
-        assumptions=tuple(dict.fromkeys([*notes, "all conversations decode at once, in full replicas"])),
+        assumptions=tuple(dict.fromkeys(notes)),
     )
 
 
-def _left_for_caches(asked: PlanOptions, share: DeviceShare) -> int:
-    usable = int((asked.device.memory_bytes or 0) * asked.utilisation) - asked.reserve
-    if usable <= share.weights_bytes:
-        devices = asked.devices * asked.pipeline
+def _check_weights_fit(scene: Scene, options: FleetOptions) -> None:
+    """Refuse weights that do not fit, alone or beside the memory that was given for caches."""
+    asked, weights = options.plan, max(share.weights_bytes for share in scene.shares)
+    if options.kv_memory is None:
+        if scene.short_bytes:
+            devices = asked.devices * asked.pipeline
+            raise BudgetError(
+                f"the weights take {format_bytes(weights)} on each of {devices} devices, "
+                f"{asked.device.name} has {format_bytes(max(0, scene.usable))} usable: "
+                f"short by {format_bytes(scene.short_bytes)}; use more devices or smaller weights"
+            )
+        return
+    memory = asked.device.memory_bytes or 0
+    if weights + options.kv_memory > memory and not asked.device_assumed:
         raise BudgetError(
-            f"the weights take {format_bytes(share.weights_bytes)} on each of {devices} devices; "
-            f"{asked.device.name} has {format_bytes(max(0, usable))} usable: "
-            f"short by {format_bytes(share.weights_bytes - usable)}; use more devices or smaller weights"
+            f"{format_bytes(options.kv_memory)} for caches and {format_bytes(weights)} of weights do not fit on one "
+            f"{asked.device.name} of {format_bytes(memory)}; give less kv_memory, more devices or a larger one"
         )
-    return usable - share.weights_bytes
 
 
-def _speeds(asked: PlanOptions) -> Speeds | None:
-    device = asked.device
-    return Speeds(device.bandwidth_bytes_per_s, device.bf16_flops) if device.bandwidth_bytes_per_s else None
-
-
-def _users_at_speed(share: DeviceShare, options: FleetOptions, tokens: int, most: int, speeds: Speeds | None) -> int:
+def _users_at_speed(scene: Scene, promise: float | None, tokens: int, most: int) -> int:
     """The most users of a replica for which a step is still quick enough, at most ``most``."""
-    promise = options.tokens_per_s
     if promise is None:
         return most
-    if speeds is None:
-        raise OptionError(f"the bandwidth of {options.plan.device.name} is not known; give one with bandwidth")
-
-    def speed(users: int) -> float:
-        return step_time(share, options.plan.cache_format, tokens, users, speeds).tokens_per_s_per_user
-
-    if speed(1) < promise:
-        raise BudgetError(
-            f"{promise:g} tokens/s cannot be kept: a single user gets {speed(1):.1f} at {tokens:,} tokens at best; "
-            "use more or faster devices, a smaller format or a shorter context"
+    alone = scene.step(tokens, 1)
+    if alone is None:
+        raise OptionError(
+            f"a speed cannot be promised: the bandwidth of {scene.options.device.name} or the weights are not known; "
+            "give bandwidth and weights_bytes"
         )
-    low, high = 1, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        if speed(middle) >= promise:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    if alone.tokens_per_s_per_user < promise:
+        raise BudgetError(
+            f"{promise:g} tokens/s cannot be kept: a single user gets {alone.tokens_per_s_per_user:.1f} at {tokens:,} "
+            "tokens at best; use more or faster devices, a smaller format or a shorter context"
+        )
+
+    def is_kept(users: int) -> bool:
+        step = scene.step(tokens, users)
+        return step is not None and step.tokens_per_s_per_user >= promise
+
+    return last_that_holds(is_kept, most)

@@ -1,7 +1,7 @@
 """Every number that the HTML page can show, counted once: tables over context, users, format, devices and models.
 
 Knows nothing of how they are drawn. The page looks numbers up and joins them by ``page_files/formulas.js`` alone:
-users = ⌊memory / bytes⌋, step = max(bytes / bandwidth, FLOPs / peak). Fields become the keys of the page's JSON.
+users = ⌊memory / bytes⌋, time = max(bytes / bandwidth, FLOPs / peak). Fields become the keys of the page's JSON.
 """
 
 import shlex
@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from kvfolio.planner import capacity, sizes
 from kvfolio.planner.hardware import Device, devices
 from kvfolio.planner.options import PlanOptions
-from kvfolio.planner.parallel import DeviceShare, device_share
-from kvfolio.planner.report import make_plan, plain, published_weights_bytes, with_encoder
+from kvfolio.planner.parallel import DeviceShare, device_shares
+from kvfolio.planner.report import make_plan, plain
+from kvfolio.planner.scene import published_weights_bytes, with_encoder
 from kvfolio.planner.steptime import Speeds, prefill_time, step_time
 from kvfolio.planner.whatif import FORMATS as LADDER_FORMATS
 from kvfolio.planner.whatif import what_if
@@ -28,6 +29,7 @@ DEVICES = (
 )
 SHORTEST, LONGEST = 1024, 1 << 20  # tokens, of the context slider
 MOST_USERS = 4096  # of the users slider
+AS_PUBLISHED = "as published"  # what ``what_if`` calls the model as it is
 _COUNTING = Speeds(1.0, None)  # where only bytes and FLOPs are asked for
 _KINDS = {
     "full": "full attention",
@@ -63,7 +65,7 @@ class FormatGrid:
     bytes_fixed: int
     bytes_at: tuple[int, ...]  # [context] of one sequence
     break_even: tuple[int | None, ...]  # [users] tokens
-    ladder: tuple[tuple[int, ...], ...]  # [design][context] bytes of one sequence
+    ladder: tuple[tuple[int, ...] | None, ...]  # [design][context] bytes of one sequence; None: not in this format
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ class ShareGrid:
     weights_read: tuple[int, ...]  # [users] by one decode step
     decode_flops: tuple[int, ...]  # [context] of one token
     prefill_flops: tuple[float, ...]  # [context] of a whole prompt
+    prefill_read: tuple[float, ...]  # [context] bytes that a whole prompt's pass reads
     caches: tuple[ShareCache, ...]  # [format]
 
 
@@ -109,8 +112,7 @@ class Grid:
     contexts: tuple[int, ...]
     users: tuple[int, ...]
     formats: tuple[str, ...]
-    counts: tuple[int, ...]  # tensor parallel devices
-    pipeline: int
+    counts: tuple[int, ...]  # devices, tensor parallel
     devices: tuple[DeviceRow, ...]
     models: tuple[ModelGrid, ...]
     chosen: Mapping[str, int]
@@ -135,7 +137,7 @@ def make_grid(specs: Sequence[ModelSpec], options: PlanOptions) -> Grid:
     }
     axes = _Axes(options, contexts, users, tuple(parse_cache_format(name) for name in formats), formats, counts)
     models = tuple(_model_grid(spec, axes) for spec in specs)
-    return Grid(contexts, users, formats, counts, options.pipeline, rows, models, chosen)
+    return Grid(contexts, users, formats, counts, rows, models, chosen)
 
 
 def kind_words(kind: LayerKind) -> str:
@@ -193,9 +195,8 @@ def _device_rows(options: PlanOptions) -> tuple[tuple[DeviceRow, ...], int]:
 
 
 def _device_arguments(device: Device, known: Device | None) -> str:
-    if device.source.startswith("measured"):
-        return "--device this"
-    words = [] if device.name == "custom" else [f"--device {shlex.quote(device.name)}"]
+    is_measured = device.source.startswith("measured")  # "this", whose own numbers only a measurement tells
+    words = ["--device this"] if is_measured else [f"--device {shlex.quote(device.name)}"] if known else []
     own = known or Device(device.name, "", None, None, None, None, None, "", "")
     if device.memory_bytes != own.memory_bytes:
         words.append(f"--device-memory {device.memory_bytes}")
@@ -217,7 +218,7 @@ def _model_grid(spec: ModelSpec, axes: _Axes) -> ModelGrid:
     weights_bytes = published_weights_bytes(spec, options, [])
     designs, ladders, format_ladder = _ladders(spec, axes)
     parts = dict.fromkeys(kind_words(part) for kind, _ in spec.kinds() for part in sizes.parts_of(kind))
-    shares = [device_share(spec, weights_bytes, count, options.pipeline) for count in axes.counts]
+    shares = [device_shares(spec, weights_bytes, count)[0] for count in axes.counts]
     held = tuple(words for words in parts if any(_kind_bytes(spec, words, SHORTEST, fmt) for fmt in axes.formats))
     return ModelGrid(
         name=spec.name,
@@ -243,17 +244,17 @@ def _model_grid(spec: ModelSpec, axes: _Axes) -> ModelGrid:
 
 
 def _share_grid(share: DeviceShare, kinds: tuple[str, ...], axes: _Axes) -> ShareGrid:
-    """Bytes and FLOPs of one device's share. With pipeline stages, so many times one stage's."""
+    """Bytes and FLOPs of one device's share."""
     fmt = axes.formats[0]
-    one_stage = replace(share, pipeline=1)
-    counting = Speeds(float("inf"), 1.0)  # the "seconds" of a prompt are then its FLOPs
+    counting, reading = Speeds(float("inf"), 1.0), Speeds(1.0, float("inf"))  # "seconds" are then FLOPs, or bytes
     return ShareGrid(
         weights_bytes=share.weights_bytes,
         weights_read=tuple(
-            step_time(share, fmt, SHORTEST, users, _COUNTING).weights_bytes_read for users in axes.users
+            step_time((share,), fmt, SHORTEST, users, _COUNTING).weights_bytes_read for users in axes.users
         ),
-        decode_flops=axes.over_contexts(lambda n: step_time(one_stage, fmt, n, 1, _COUNTING).flops),
-        prefill_flops=tuple(prefill_time(one_stage, n, counting) or 0.0 for n in axes.contexts),
+        decode_flops=axes.over_contexts(lambda n: step_time((share,), fmt, n, 1, _COUNTING).flops),
+        prefill_flops=tuple(prefill_time((share,), n, counting) or 0.0 for n in axes.contexts),
+        prefill_read=tuple(prefill_time((share,), n, reading) or 0.0 for n in axes.contexts),
         caches=tuple(_share_cache(share.spec, fmt, kinds, axes) for fmt in axes.formats),
     )
 
@@ -281,15 +282,19 @@ def _kind_bytes(spec: ModelSpec, words: str, num_tokens: int, fmt: CacheFormat) 
 
 def _ladders(
     spec: ModelSpec, axes: _Axes
-) -> tuple[tuple[str, ...], list[tuple[tuple[int, ...], ...]], dict[str, tuple[int, ...]]]:
+) -> tuple[tuple[str, ...], list[tuple[tuple[int, ...] | None, ...]], dict[str, tuple[int, ...]]]:
     """Names of the designs; their bytes [format][design][context]; and format → bytes [context] of the model itself."""
     silent = replace(axes.options.device, bandwidth_bytes_per_s=None)  # no speeds are asked for
-    designs: tuple[str, ...] = ()
-    ladders, formats = [], {}
-    for name in axes.format_names:
-        options = replace(axes.options, device=silent, devices=1, pipeline=1, contexts=axes.contexts, kv_format=name)
-        rows = {row.name: tuple(at.bytes for at in row.plan.contexts) for row in what_if(spec, options)}
-        formats = {fmt: rows.pop(fmt) for fmt in LADDER_FORMATS}
-        designs = tuple(rows)
-        ladders.append(tuple(rows.values()))
-    return designs, ladders, formats
+    quiet = replace(axes.options, device=silent, devices=1, contexts=axes.contexts)
+    tables = []
+    for name, fmt in zip(axes.format_names, axes.formats, strict=True):
+        options = replace(quiet, kv_format=name)
+        if fmt.rope is None:
+            plans = {row.name: row.plan for row in what_if(spec, options)}
+        else:  # it stores latents, which other designs do not have
+            plans = {AS_PUBLISHED: make_plan(spec, options)}
+        tables.append({row: tuple(at.bytes for at in plan.contexts) for row, plan in plans.items()})
+    rows = tables[-1]  # the menu ends in a format for any design
+    designs = tuple(name for name in rows if name not in LADDER_FORMATS)
+    ladders = [tuple(table.get(name) for name in designs) for table in tables]
+    return designs, ladders, {name: rows[name] for name in LADDER_FORMATS}

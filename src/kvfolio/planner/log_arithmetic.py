@@ -12,12 +12,13 @@ from fractions import Fraction
 from kvfolio.planner import sizes
 from kvfolio.planner.log_lines import LogFacts
 from kvfolio.planner.options import PlanOptions
-from kvfolio.planner.parallel import DeviceShare, device_share
-from kvfolio.planner.report import published_weights_bytes
+from kvfolio.planner.parallel import DeviceShare, device_shares, fullest
+from kvfolio.planner.scene import published_weights_bytes
 from kvfolio.spec.formats import CacheFormat, parse_cache_format
 from kvfolio.spec.layers import CrossAttention, LatentAttention, RecurrentState, SingleKind
 from kvfolio.spec.model import ModelSpec
 
+_USUAL_TOKENS = 8192  # by which stages are compared where the log has no length
 _USUAL_IN_FLIGHT = (2048, 8192, 16384)  # vLLM's own choices of max_num_batched_tokens
 _DTYPES = {  # an engine's name of a storage format → kvfolio's
     "bfloat16": "bf16",
@@ -83,17 +84,23 @@ def read_scene(facts: LogFacts, spec: ModelSpec, options: PlanOptions) -> Scene:
 
     tensor, pipeline = count("tensor_parallel", options.devices), count("pipeline", options.pipeline)
     weights = published_weights_bytes(spec, options, [])
-    share = device_share(spec, weights, tensor, pipeline)
+    total = facts.device_memory or options.device.memory_bytes or 0
+    usable = max(0, int(total * float(settings.get("gpu_memory_utilization", options.utilisation))) - options.reserve)
+    context = settings.get("max_model_len")
+    tokens = context if isinstance(context, int) else _USUAL_TOKENS
+
+    def fullest_of(heads: int) -> DeviceShare:
+        shares = device_shares(spec, weights, heads, pipeline)
+        return fullest(shares, usable, lambda part: sizes.bytes_at(part, tokens, options.cache_format))
+
+    share = fullest_of(tensor)
     own, replicas = share.spec, settings.get("data_parallel")
     if "dp_attention" in settings and isinstance(replicas, int):
-        own = device_share(spec, weights, max(1, tensor // replicas), pipeline).spec
+        own = fullest_of(max(1, tensor // replicas)).spec
     fmt_name = _format_name(facts, options, notes)
     block = settings.get("block_size", 1) if facts.engine == "sglang" else count("block_size", options.block_tokens)
     logged = settings.get("max_num_batched_tokens")
     in_flight = (logged,) if isinstance(logged, int) else tuple(dict.fromkeys((options.in_flight, *_USUAL_IN_FLIGHT)))
-    fraction = settings.get("gpu_memory_utilization", options.utilisation)
-    total = facts.device_memory or options.device.memory_bytes or 0
-    context = settings.get("max_model_len")
     pools = [found.value for found in facts.numbers if found.quantity == "pool"]
     memory = next((found.value for found in facts.numbers if found.quantity == "KV cache memory"), None)
     return Scene(
@@ -105,7 +112,7 @@ def read_scene(facts: LogFacts, spec: ModelSpec, options: PlanOptions) -> Scene:
         block=int(block),
         in_flight=in_flight,
         context=context if isinstance(context, int) else None,
-        usable=max(0, int(total * float(fraction)) - options.reserve),
+        usable=usable,
         pool=sum(pools) if pools else memory if memory is not None and memory > 0 else None,
         notes=tuple(notes),
     )
@@ -192,7 +199,7 @@ def variants(scene: Scene) -> Iterator[tuple[ModelSpec, CacheFormat, str]]:
         yield more, scene.fmt, " with one more layer, that of a draft (MTP) model"
     if "tensor_parallel" not in scene.facts.settings:
         for devices in (2, 4, 8):
-            yield device_share(scene.spec, 0, devices).spec, scene.fmt, f" with {devices} times the devices"
+            yield device_shares(scene.spec, 0, devices)[0].spec, scene.fmt, f" with {devices} times the devices"
 
 
 def _without_index(spec: ModelSpec) -> ModelSpec:

@@ -5,10 +5,11 @@ Knows nothing of models or of how a plan is made.
 
 import dataclasses
 import math
+import operator
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypedDict, Unpack
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypedDict, Unpack
 
 from kvfolio.errors import OptionError
 from kvfolio.planner.hardware import Device, devices, find_device
@@ -19,6 +20,8 @@ from kvfolio.units import parse_bytes, parse_tokens
 
 DEFAULT_DEVICE = "h100-sxm"
 DEFAULT_UTILISATION = 0.9
+# What a device can have, in bytes, bytes a second and FLOP a second; beyond is a slip of the finger.
+_MEMORY, _BANDWIDTH, _FLOPS = (10**6, 10**18), (10**6, 10**18), (1e6, 1e24)
 MAX_COUNT = 10**12  # users, tokens of a context, conversations: beyond it is a slip of the finger
 
 
@@ -42,6 +45,7 @@ class PlanOptions:
     tokens: int = 500
     in_flight: int = DEFAULT_IN_FLIGHT  # tokens in one step, by which vLLM widens its windows
     encoder_tokens: int = 0  # of cross-attention layers whose length the input decides
+    device_assumed: bool = False  # nobody named the device
     assumptions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -81,8 +85,20 @@ def _check_counts(options: PlanOptions) -> None:
         high = MAX_COUNT * (10**6 if name in ("reserve", "weights_bytes") else 1)
         if not low <= value <= high:
             raise OptionError(f"{name} is {value:,}; accepted: {low} to {high:,}")
+    _check_lengths(options)
     if len(options.contexts) > 100 or any(not 0 <= context <= MAX_COUNT for context in options.contexts):
         raise OptionError(f"contexts must be at most 100 numbers of 0 to {MAX_COUNT:,} tokens")
+
+
+def _check_lengths(options: PlanOptions) -> None:
+    """Refuse a mean or a prefix that is longer than the sequences it is of."""
+    first = options.contexts[0] if options.contexts else None
+    mean, prefix = options.mean_tokens, options.prefix_tokens
+    if first is not None and mean is not None and mean > first:
+        raise OptionError(f"mean_tokens is {mean:,}, more than the context of {first:,}; give a longer context")
+    longest = mean if mean is not None else first
+    if longest is not None and prefix > longest:
+        raise OptionError(f"prefix_tokens is {prefix:,}, more than a sequence of {longest:,} tokens has")
 
 
 class PlanArguments(TypedDict, total=False):
@@ -110,8 +126,8 @@ class PlanArguments(TypedDict, total=False):
 
 
 _SIZES = ("reserve", "weights_bytes")
+_COUNTS = ("users", "devices", "pipeline", "block_tokens")
 _TOKENS = ("mean_tokens", "prefix_tokens", "prompt_tokens", "tokens", "in_flight", "encoder_tokens")
-_DEVICE = ("context", "device", "device_memory", "bandwidth", "flops")
 
 
 def read_options(**given: Unpack[PlanArguments]) -> PlanOptions:
@@ -119,28 +135,73 @@ def read_options(**given: Unpack[PlanArguments]) -> PlanOptions:
     unknown = given.keys() - PlanArguments.__annotations__.keys()
     if unknown:
         known = ", ".join(PlanArguments.__annotations__)
-        raise OptionError(f"unknown option {sorted(unknown)[0]!r}; known: {known}")
-    values: dict[str, object] = {
-        name: parse_bytes(value) if name in _SIZES else parse_tokens(value) if name in _TOKENS else value  # type: ignore[arg-type]
-        for name, value in given.items()
-        if value is not None and name not in _DEVICE
-    }
+        raise OptionError(f"unknown option {min(unknown)!r}; known: {known}")
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        if value is None:
+            continue
+        if name in _SIZES:
+            values[name] = _size(name, value)
+        elif name in _TOKENS:
+            values[name] = _tokens(name, value)
+        elif name in _COUNTS:
+            values[name] = whole_number(name, value)
+        elif name == "utilisation":
+            values[name] = _rate(name, value)
+        elif name == "kv_format":
+            values[name] = _text(name, value)
     notes: list[str] = []
     device = _device(given, notes)
-    return PlanOptions(device, _contexts(given.get("context")), assumptions=tuple(notes), **values)  # type: ignore[arg-type]
+    contexts = _contexts(given.get("context"))
+    return PlanOptions(device, contexts, device_assumed=bool(notes), assumptions=tuple(notes), **values)
 
 
-def _contexts(given: "int | str | Sequence[int] | None") -> tuple[int, ...]:
+def whole_number(name: str, value: object) -> int:
+    """``value`` as an int: any kind of integer, or a float without a fraction; nothing is rounded."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise OptionError(f"{name} is {value!r}; accepted: a whole number")
+    return operator.index(value)
+
+
+def _size(name: str, value: object) -> int:
+    return parse_bytes(value if isinstance(value, str) else whole_number(name, value))
+
+
+def _tokens(name: str, value: object) -> int:
+    return parse_tokens(value if isinstance(value, str) else whole_number(name, value))
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise OptionError(f"{name} is {value!r}; accepted: a text")
+    return value
+
+
+def _rate(name: str, value: object) -> float:
+    if isinstance(value, bool) or not hasattr(value, "__float__") or isinstance(value, str):
+        raise OptionError(f"{name} is {value!r}; accepted: a number")
+    return float(value)
+
+
+def _contexts(given: object) -> tuple[int, ...]:
     if given is None:
         return ()
-    parts = given.split(",") if isinstance(given, str) else [given] if isinstance(given, int) else given
-    return tuple(dict.fromkeys(parse_tokens(part) for part in parts))
+    if isinstance(given, str):
+        parts: list[object] = list(given.split(","))
+    elif isinstance(given, Iterable) and not isinstance(given, bytes):
+        parts = list(given)
+        if not parts:
+            raise OptionError("context is empty; give at least one number of tokens")
+    else:
+        parts = [given]
+    return tuple(dict.fromkeys(_tokens("context", part) for part in parts))
 
 
 def _device(given: PlanArguments, notes: list[str]) -> Device:
     """The device that is asked for, with the numbers that were given in place of the table's."""
-    name = given.get("device")
-    memory = given.get("device_memory")
+    name, memory = given.get("device"), given.get("device_memory")
     bandwidth, flops = given.get("bandwidth"), given.get("flops")
     if name is None and memory is not None and bandwidth is not None:
         device = Device("custom", "", None, None, None, None, None, "", "")
@@ -148,26 +209,20 @@ def _device(given: PlanArguments, notes: list[str]) -> Device:
         device = find_device(DEFAULT_DEVICE)
         notes.append(f"no device given: {device.name} assumed; --device names another (see: kvfolio devices)")
     else:
-        device = name if isinstance(name, Device) else find_device(name)
-    memory_bytes = device.memory_bytes if memory is None else parse_bytes(memory)
-    if memory_bytes is None or memory_bytes < 1:
+        device = name if isinstance(name, Device) else find_device(_text("device", name))
+    memory_bytes = device.memory_bytes if memory is None else _size("device_memory", memory)
+    if memory_bytes is None:
         raise OptionError(f"{device.name} has no memory size; give one with device_memory, such as 80GB or 80GiB")
-    bytes_per_s = device.bandwidth_bytes_per_s if bandwidth is None else parse_bytes(bandwidth)
-    if bytes_per_s is not None and bytes_per_s < 1:
-        raise OptionError("bandwidth is 0; give bytes a second, such as 3.35TB")
-    if flops is not None and not (math.isfinite(flops) and flops > 0):
-        raise OptionError(f"flops is {flops}; give a rate above 0, such as 989e12")
-    return Device(
-        name=device.name,
-        vendor=device.vendor,
-        memory_bytes=memory_bytes,
-        bandwidth_bytes_per_s=bytes_per_s,
-        bf16_flops=device.bf16_flops if flops is None else flops,
-        fp8_flops=device.fp8_flops,
-        tdp_w=device.tdp_w,
-        source=device.source,
-        notes=device.notes,
-    )
+    speed = device.bandwidth_bytes_per_s if bandwidth is None else _size("bandwidth", bandwidth)
+    rate = device.bf16_flops if flops is None else _rate("flops", flops)
+    for what, value, (low, high) in (
+        ("device_memory", memory_bytes, _MEMORY),
+        ("bandwidth", speed, _BANDWIDTH),
+        ("flops", rate, _FLOPS),
+    ):
+        if value is not None and not low <= value <= high:
+            raise OptionError(f"{what} is {value:g}; accepted: {low:g} to {high:g}")
+    return replace(device, memory_bytes=memory_bytes, bandwidth_bytes_per_s=speed, bf16_flops=rate)
 
 
 def command_line(models: Sequence[str], options: PlanOptions, contexts: Sequence[int]) -> str:
@@ -187,8 +242,8 @@ def command_line(models: Sequence[str], options: PlanOptions, contexts: Sequence
     if device.bandwidth_bytes_per_s is not None:
         words += ["--bandwidth", str(device.bandwidth_bytes_per_s)]
     if device.bf16_flops is not None:
-        words += ["--flops", f"{device.bf16_flops:g}"]
-    words += ["--utilisation", f"{options.utilisation:g}"]
+        words += ["--flops", repr(device.bf16_flops)]
+    words += ["--utilisation", repr(options.utilisation)]
     usual = {field.name: field.default for field in dataclasses.fields(PlanOptions)}
     for name in PlanArguments.__annotations__:
         if name not in usual or name in ("device", "utilisation"):

@@ -10,6 +10,7 @@ import html
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -34,17 +35,21 @@ _TILES = (
     ("break-even", "Cache > weights from"),
 )
 _ARGUMENTS = (  # options that the page has no control for
-    *("pipeline", "utilisation", "reserve", "block_tokens", "weights_bytes", "mean_tokens", "prefix_tokens"),
+    *("utilisation", "reserve", "block_tokens", "weights_bytes", "mean_tokens", "prefix_tokens"),
     *("prompt_tokens", "tokens", "in_flight", "encoder_tokens"),
 )
 
 
-def write_page(specs: Sequence[ModelSpec], options: PlanOptions, path: Path) -> None:
+def write_page(
+    specs: Sequence[ModelSpec], options: PlanOptions, path: Path, sources: Sequence[str] | None = None
+) -> None:
     """Write the page of ``specs`` under ``options`` to ``path``; a file that was there stays whole until then.
 
-    Raises OptionError where plotly is not installed or the file cannot be written.
+    ``sources``: what each model was read from, as typed, for the command that the page shows; None: their names.
+    Raises OptionError for pipeline stages, weights that are not known, options at odds with a model, a missing plotly
+    and a file that cannot be written.
     """
-    text = page_text(specs, options)
+    text = page_text(specs, options, sources)
     try:
         target = path.resolve()
         if target.exists() and not target.is_file():  # a folder is refused; a pipe or /dev/null is not to be replaced
@@ -68,13 +73,16 @@ def _write_whole(text: str, target: Path) -> None:
             partial.unlink(missing_ok=True)
 
 
-def page_text(specs: Sequence[ModelSpec], options: PlanOptions, date: str | None = None) -> str:
-    """The whole page. ``date``: as it is to be printed; None: today's."""
-    if not specs:
-        raise OptionError("no model is given; name at least one")
+def page_text(
+    specs: Sequence[ModelSpec],
+    options: PlanOptions,
+    sources: Sequence[str] | None = None,
+    date: str | None = None,
+) -> str:
+    """The whole page. ``date``: as it is to be printed; None: today's. ``sources`` and errors as in ``write_page``."""
+    plans = _plans(specs, options)
     script = plotly_script()
     grid = make_grid(specs, options)
-    plans = [make_plan(spec, options) for spec in specs]
     names = [spec.name for spec in specs]
     own = "\n".join((FILES / name).read_text(encoding="utf-8") for name in SCRIPTS)
     parts = {
@@ -92,11 +100,30 @@ def page_text(specs: Sequence[ModelSpec], options: PlanOptions, date: str | None
         "devices": _device_table(grid.devices),
         "plotly": script,
         "grid": _json(dataclasses.asdict(grid)),
-        "frame": _json({"plots": [dataclasses.asdict(plot) for plot in PLOTS], "arguments": _arguments(options)}),
+        "frame": _json(
+            {
+                "plots": [dataclasses.asdict(plot) for plot in PLOTS],
+                "sources": [shlex.quote(source) for _, source in zip(specs, sources or names, strict=True)],
+                "arguments": _arguments(options),
+            }
+        ),
         "scripts": own,
     }
     frame = (FILES / "frame.html").read_text(encoding="utf-8")
     return re.sub(r"@@(\w+)@@", lambda match: parts[match[1]], frame)  # one pass: what is put in is not looked at again
+
+
+def _plans(specs: Sequence[ModelSpec], options: PlanOptions) -> list[Plan]:
+    """The plans as asked for, or why no page can show them."""
+    if not specs:
+        raise OptionError("no model is given; name at least one")
+    if options.pipeline > 1:
+        raise OptionError("--html shows tensor parallel only; leave --pipeline out")
+    plans = [make_plan(spec, options) for spec in specs]
+    for plan in plans:
+        if not plan.weights_bytes:
+            raise OptionError(f"the weights of {plan.model.name} are not known; give --weights-bytes")
+    return plans
 
 
 # ---- words and data -------------------------------------------------------------------------------------------------

@@ -4,6 +4,9 @@ Knows nothing of memory sizes or speeds. The result is again a ModelSpec, so tha
 a device's bytes too.
 """
 
+import itertools
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from kvfolio.errors import OptionError
@@ -24,39 +27,50 @@ from kvfolio.spec.model import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class DeviceShare:
-    """The part of a model on one device: the first of the most loaded pipeline stage."""
+    """The part of a model on one device. Pipeline stages that look alike are one share."""
 
     spec: ModelSpec  # its layers, with its heads
     weights_bytes: int
     weights_share: float  # of all the model's weights
-    pipeline: int  # stages that a token passes one after the other
+    num_stages: int  # stages that look like this one
     notes: tuple[str, ...]  # how heads were cut where they do not divide
 
 
-def device_share(spec: ModelSpec, weights_bytes: int, tensor: int, pipeline: int = 1) -> DeviceShare:
-    """What each of ``tensor`` · ``pipeline`` devices holds.
+def device_shares(spec: ModelSpec, weights_bytes: int, tensor: int, pipeline: int = 1) -> tuple[DeviceShare, ...]:
+    """What each of ``tensor`` · ``pipeline`` devices holds, one share for every kind of stage.
 
     Key/value heads are divided, and copied where there are fewer heads than devices (MQA on 8 devices: 8 copies); a
-    latent has no heads, so every device holds it whole. Weights are divided evenly. Raises OptionError for counts below
-    1 and for more pipeline stages than layers.
+    latent has no heads, so every device holds it whole. Stages are runs of layers, equal to one layer; weights are
+    divided by the number of layers. Raises OptionError for counts below 1 and for more stages than layers.
     """
     if tensor < 1 or pipeline < 1:
         raise OptionError(f"{tensor} · {pipeline} devices; at least 1 of each kind of parallelism")
     if pipeline > len(spec.layers):
         raise OptionError(f"{pipeline} pipeline stages for {len(spec.layers)} layers; at most one a layer")
-    layers = spec.layers if pipeline == 1 else _fullest_stage(spec, pipeline)
-    cut = {kind: _cut(kind, tensor) for kind in dict.fromkeys(layers)}
-    pieces = len(spec.layers) * tensor
-    own = replace(spec, layers=tuple(cut[kind] for kind in layers), num_q_heads=-(-spec.num_q_heads // tensor))
-    own_bytes = -(-weights_bytes * len(layers) // pieces)
-    return DeviceShare(own, own_bytes, len(layers) / pieces, pipeline, tuple(_notes(spec, tensor)))
+    cut = {kind: _cut(kind, tensor) for kind in dict.fromkeys(spec.layers)}
+    layers = tuple(cut[kind] for kind in spec.layers)
+    heads, notes = -(-spec.num_q_heads // tensor), tuple(_notes(spec, tensor))
+    stages = Counter(tuple(sorted(Counter(stage).items(), key=repr)) for stage in _stages(layers, pipeline))
+    shares = []
+    for kinds, count in stages.items():
+        own = tuple(kind for kind, number in kinds for _ in range(number)) if pipeline > 1 else layers
+        pieces = len(layers) * tensor
+        own_bytes = -(-weights_bytes * len(own) // pieces)
+        part = replace(spec, layers=own, num_q_heads=heads)
+        shares.append(DeviceShare(part, own_bytes, len(own) / pieces, count, notes))
+    return tuple(shares)
 
 
-def _fullest_stage(spec: ModelSpec, pipeline: int) -> tuple[LayerKind, ...]:
-    """The stage with the most layers that hold a cache; stages are runs of layers, equal to one layer."""
-    per_stage = -(-len(spec.layers) // pipeline)
-    stages = [spec.layers[start : start + per_stage] for start in range(0, len(spec.layers), per_stage)]
-    return max(stages, key=lambda stage: (sum(kind.kind not in ("none", "shared") for kind in stage), len(stage)))
+def fullest(shares: Sequence[DeviceShare], usable: int, bytes_each: Callable[[ModelSpec], int]) -> DeviceShare:
+    """The share on which the fewest sequences fit beside the weights, each taking ``bytes_each`` of it."""
+    return min(shares, key=lambda share: (usable - share.weights_bytes) / max(1, bytes_each(share.spec)))
+
+
+def _stages(layers: tuple[LayerKind, ...], pipeline: int) -> list[tuple[LayerKind, ...]]:
+    """``pipeline`` runs of layers; the first ones take those that do not divide."""
+    each, more = divmod(len(layers), pipeline)
+    ends = [each * stage + min(stage, more) for stage in range(pipeline + 1)]
+    return [layers[start:end] for start, end in itertools.pairwise(ends)]
 
 
 def _cut(kind: LayerKind, tensor: int) -> LayerKind:

@@ -4,15 +4,14 @@ Knows nothing of how it is shown. Field names are the stable keys of ``kvfolio p
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 
 from kvfolio.planner import capacity, sizes
 from kvfolio.planner.options import PlanOptions
-from kvfolio.planner.parallel import DeviceShare, device_share
-from kvfolio.planner.steptime import Speeds, StepTime, prefill_time, step_time
+from kvfolio.planner.scene import Scene, make_scene
 from kvfolio.spec.formats import BF16, CacheFormat
-from kvfolio.spec.layers import CombinedLayer, CrossAttention, LayerKind, RecurrentState
+from kvfolio.spec.layers import LayerKind, RecurrentState
 from kvfolio.spec.model import ModelSpec
 
 USUAL_CONTEXTS = (4096, 32768, 131072)
@@ -67,6 +66,8 @@ class DeviceReport:
     num_devices: int  # all of them: tensor parallel · pipeline stages
     tensor_parallel: int
     pipeline_stages: int
+    weights_bytes: int  # on the device where the fewest sequences fit
+    kv_memory_bytes: int  # for caches there
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,7 @@ class StepReport:
     tokens_per_s_per_user: float
     tokens_per_s_total: float
     limit: str  # "memory" or "compute"
+    fits: bool  # whether so many users fit; a speed is given either way
     users: int
     context: int
     weights_bytes_read: int  # by one device
@@ -139,61 +141,34 @@ class Plan:
     contexts: tuple[LengthReport, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Scene:
-    """What every part of a plan is computed from."""
-
-    spec: ModelSpec
-    options: PlanOptions
-    fmt: CacheFormat
-    share: DeviceShare
-    weights_bytes: int
-    memory: int  # for caches, on one device
-    speeds: Speeds | None
-
-    def device_bytes(self, num_tokens: int) -> int:
-        return capacity.sequence_bytes(self.share.spec, num_tokens, self.fmt, self.options.block_tokens)
-
-    def users_at(self, num_tokens: int) -> int | None:
-        return capacity.users_that_fit(self.memory, self.device_bytes(num_tokens))
-
-    def step(self, context: int, users: int) -> StepReport | None:
-        if self.speeds is None or users < 1:
-            return None
-        return _step_report(step_time(self.share, self.fmt, context, users, self.speeds), context, users)
-
-
 def make_plan(spec: ModelSpec, options: PlanOptions) -> Plan:
-    """The plan of ``spec`` under ``options``. Never negative, never NaN: what does not fit is 0 and ``short_bytes``."""
-    notes = [*spec.assumptions, *options.assumptions]
-    spec = with_encoder(spec, options.encoder_tokens)
-    weights_bytes = published_weights_bytes(spec, options, notes)
-    share = device_share(spec, weights_bytes, options.devices, options.pipeline)
-    notes += share.notes
-    usable = int((options.device.memory_bytes or 0) * options.utilisation) - options.reserve
-    device = options.device
-    known = device.bandwidth_bytes_per_s is not None and weights_bytes > 0
-    speeds = Speeds(device.bandwidth_bytes_per_s or 0, device.bf16_flops) if known else None
-    memory = max(0, usable - share.weights_bytes)
-    scene = _Scene(spec, options, options.cache_format, share, weights_bytes, memory, speeds)
+    """The plan of ``spec`` under ``options``. Never negative, never NaN: what does not fit is 0 and ``short_bytes``.
+
+    Raises OptionError for options at odds with each other or with the model.
+    """
+    notes: list[str] = []
+    scene = make_scene(spec, options, notes)
+    spec = scene.spec
     contexts = options.contexts or _usual_contexts(spec.max_context)
-    _general_notes(scene, notes)
+    _general_notes(scene, contexts[0], notes)
+    weights, first = spec.weights, contexts[0]
+    known = scene.weights_bytes > 0
     return Plan(
-        model=ModelReport(
-            spec.name, spec.model_type, spec.weights.num_params, spec.weights.num_active_params, spec.max_context
-        ),
+        model=ModelReport(spec.name, spec.model_type, weights.num_params, weights.num_active_params, spec.max_context),
         assumptions=tuple(dict.fromkeys(notes)),
         kv=_kv_report(spec, options, contexts),
-        weights_bytes=weights_bytes,
-        device=_device_report(options),
-        kv_memory_bytes=memory * options.devices * options.pipeline,
-        short_bytes=max(0, share.weights_bytes - usable),
-        users=_users_report(scene, contexts[0]),
-        step=scene.step(contexts[0], options.users),
-        flops=_flops_report(spec, options, contexts[0]),
-        break_even_context=capacity.break_even_context(spec, weights_bytes, options.users, scene.fmt),
-        largest_context=capacity.largest_context(share.spec, memory // options.users, scene.fmt, options.block_tokens),
-        contexts=tuple(_context_report(scene, context) for context in contexts),
+        weights_bytes=scene.weights_bytes,
+        device=_device_report(scene, first),
+        kv_memory_bytes=scene.total_memory,
+        short_bytes=scene.short_bytes,
+        users=_users_report(scene, first),
+        step=_step_report(scene, first, options.users),
+        flops=_flops_report(spec, options, first),
+        break_even_context=capacity.break_even_context(spec, scene.weights_bytes, options.users, scene.fmt)
+        if known
+        else None,
+        largest_context=scene.largest_context(options.users),
+        contexts=tuple(_length_report(scene, context) for context in contexts),
     )
 
 
@@ -203,54 +178,32 @@ def _usual_contexts(max_context: int | None) -> tuple[int, ...]:
     return tuple(context for context in USUAL_CONTEXTS if context <= max_context) or (max_context,)
 
 
-def with_encoder(spec: ModelSpec, encoder_tokens: int) -> ModelSpec:
-    """``spec`` with the length of its encoder where the config leaves it to the input."""
-    if not encoder_tokens:
-        return spec
-
-    def filled(kind: LayerKind) -> LayerKind:
-        if isinstance(kind, CombinedLayer):
-            return CombinedLayer(tuple(filled(part) for part in kind.parts))  # type: ignore[misc]
-        if isinstance(kind, CrossAttention) and not kind.encoder_tokens:
-            return replace(kind, encoder_tokens=encoder_tokens)
-        return kind
-
-    return replace(spec, layers=tuple(filled(kind) for kind in spec.layers))
-
-
-def published_weights_bytes(spec: ModelSpec, options: PlanOptions, notes: list[str]) -> int:
-    """Bytes of all weights: as given, else as published; what is assumed is added to ``notes``."""
-    if options.weights_bytes is not None:
-        return options.weights_bytes
-    if spec.dtype == "f32" and spec.weights.num_bytes >= 4 * spec.weights.num_params:
-        notes.append(
-            "the weights are published in f32: counted in 16 bits, as engines load them; --weights-bytes says else"
-        )
-        return spec.weights.num_bytes // 2
-    return spec.weights.num_bytes
-
-
-def _general_notes(scene: _Scene, notes: list[str]) -> None:
+def _general_notes(scene: Scene, context: int, notes: list[str]) -> None:
     options = scene.options
     if options.kv_format == "auto" and scene.spec.dtype == "f32":
         notes.append("the cache is counted at 16 bits, as engines serve; --kv-format f32 counts 32")
     if options.mean_tokens is None:
-        notes.append(
-            "no mean length given: paged users are counted at half of the first context; --mean-tokens says else"
-        )
+        mean = mean_tokens(options, context)
+        notes.append(f"no mean length given: paged users are counted at {mean:,} tokens; --mean-tokens says else")
     if options.utilisation < 1:
-        notes.append(f"{1 - options.utilisation:.0%} of each device's memory is left to activations and the runtime")
+        left = f"{100 * (1 - options.utilisation):.3g}"
+        notes.append(f"{left}% of each device's memory is left to activations and the runtime")
     if scene.spec.weights.num_experts:
         notes.append("experts are chosen evenly and independently: a step reads those that its tokens reach")
-    if not scene.weights_bytes:
-        notes.append("the weights are not known: users are counted as if they took nothing; give --weights-bytes")
-    elif scene.speeds is None:
-        notes.append(f"the bandwidth of {options.device.name} is not known: no speeds; give one with --bandwidth")
     if options.devices * options.pipeline > 1:
         notes.append("time on the links between devices is not counted")
 
 
-def _device_report(options: PlanOptions) -> DeviceReport:
+def mean_tokens(options: PlanOptions, context: int) -> int:
+    """The mean length of a sequence: as given, else a shared prefix and half of what the first context adds to it."""
+    if options.mean_tokens is not None:
+        return options.mean_tokens
+    prefix = min(options.prefix_tokens, context)
+    return max(1, prefix + (context - prefix) // 2)
+
+
+def _device_report(scene: Scene, context: int) -> DeviceReport:
+    options, share = scene.options, scene.binding(context)
     device = options.device
     return DeviceReport(
         name=device.name,
@@ -260,6 +213,8 @@ def _device_report(options: PlanOptions) -> DeviceReport:
         num_devices=options.devices * options.pipeline,
         tensor_parallel=options.devices,
         pipeline_stages=options.pipeline,
+        weights_bytes=share.weights_bytes,
+        kv_memory_bytes=scene.memory(share),
     )
 
 
@@ -297,16 +252,11 @@ def _layer_report(kind: LayerKind, count: int, fmt: CacheFormat) -> LayerReport:
     )
 
 
-def _users_report(scene: _Scene, context: int) -> UsersReport:
-    options = scene.options
-    mean = options.mean_tokens if options.mean_tokens is not None else max(1, context // 2)
-    prefix = min(options.prefix_tokens, mean)
-    shared = capacity.shared_prefix_bytes(scene.share.spec, prefix, scene.fmt, options.block_tokens)
-    paged = capacity.users_that_fit(scene.memory, scene.device_bytes(mean), shared)
-    saving = capacity.shared_prefix_bytes(scene.spec, prefix, scene.fmt, options.block_tokens) * max(
-        0, (paged or 1) - 1
-    )
-    return UsersReport(scene.users_at(context), paged, mean, prefix, saving)
+def _users_report(scene: Scene, context: int) -> UsersReport:
+    mean = mean_tokens(scene.options, context)
+    paged = scene.users_at(mean, shares_prefix=True)
+    saving = scene.shared_bytes(scene.spec, mean) * max(0, (paged or 1) - 1)
+    return UsersReport(scene.users_at(context), paged, mean, scene.options.prefix_tokens, saving)
 
 
 def _flops_report(spec: ModelSpec, options: PlanOptions, context: int) -> FlopsReport:
@@ -323,26 +273,31 @@ def _flops_report(spec: ModelSpec, options: PlanOptions, context: int) -> FlopsR
     )
 
 
-def _context_report(scene: _Scene, context: int) -> LengthReport:
+def _length_report(scene: Scene, context: int) -> LengthReport:
     users, limit = scene.users_at(context), scene.spec.max_context
     return LengthReport(
         context=context,
         beyond_model=limit is not None and context > limit,
         bytes=sizes.bytes_at(scene.spec, context, scene.fmt),
-        device_bytes=scene.device_bytes(context),
+        device_bytes=scene.sequence_bytes(scene.binding(context).spec, context),
         users=users,
-        step=scene.step(context, scene.options.users),
-        full_step=scene.step(context, users) if users else None,
-        ttft_s=prefill_time(scene.share, context, scene.speeds) if scene.speeds else None,
+        step=_step_report(scene, context, scene.options.users),
+        full_step=_step_report(scene, context, users or 0),
+        ttft_s=scene.first_token_s(context),
     )
 
 
-def _step_report(step: StepTime, context: int, users: int) -> StepReport:
+def _step_report(scene: Scene, context: int, users: int) -> StepReport | None:
+    step = scene.step(context, users)
+    if step is None:
+        return None
+    most = scene.users_at(context)
     return StepReport(
         time_s=step.time_s,
         tokens_per_s_per_user=step.tokens_per_s_per_user,
         tokens_per_s_total=step.tokens_per_s_total,
         limit=step.limit,
+        fits=most is None or users <= most,
         users=users,
         context=context,
         weights_bytes_read=step.weights_bytes_read,

@@ -4,7 +4,8 @@ Knows nothing of kernels, overheads or networks between devices: it is the limit
 Source: Williams, Waterman, Patterson (2009); for decoding, Pope et al. (arXiv 2211.05102), section 2.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from kvfolio.planner.parallel import DeviceShare
@@ -37,21 +38,33 @@ class StepTime:
     flops: int
 
 
-def step_time(share: DeviceShare, fmt: CacheFormat, context: int, users: int, speeds: Speeds) -> StepTime:
-    """The step of one device's share; bytes and FLOPs are those of that device.
+def step_time(shares: Sequence[DeviceShare], fmt: CacheFormat, context: int, users: int, speeds: Speeds) -> StepTime:
+    """One token for each of ``users`` sequences of ``context`` tokens; bytes and FLOPs are those of the slowest device.
 
     Bytes: the weights once (of routed experts, those that the tokens reach), and each sequence's cache. FLOPs: 2 for
-    each active weight, and attention. The slower of bytes over bandwidth and FLOPs over peak counts. With pipeline
-    stages, the users are split into as many groups, and a token passes all stages, one after the other.
+    each active weight, and attention. The slower of bytes over bandwidth and FLOPs over peak counts.
+
+    With pipeline stages the users are cut into as many groups, at most, and a token passes every stage: a round takes
+    what all stages take for one group, or what the slowest takes for all groups, whichever is longer.
     """
-    spec, together = share.spec, -(-users // share.pipeline)
-    weights = round(share.weights_bytes * experts_read_share(spec.weights, together))
-    cache = together * bytes_read_at(spec, context, fmt)
+    groups = min(users, sum(share.num_stages for share in shares))
+    together = -(-users // groups)
+    stages = [_stage_time(share, fmt, context, together, speeds) for share in shares]
+    slowest = max(stages, key=lambda stage: stage.time_s)
+    through = sum(stage.time_s * share.num_stages for stage, share in zip(stages, shares, strict=True))
+    time_s = max(through, groups * slowest.time_s)
+    return replace(slowest, time_s=time_s, tokens_per_s_per_user=1 / time_s, tokens_per_s_total=users / time_s)
+
+
+def _stage_time(share: DeviceShare, fmt: CacheFormat, context: int, users: int, speeds: Speeds) -> StepTime:
+    spec = share.spec
+    weights = round(share.weights_bytes * weights_read_share(spec.weights, users))
+    cache = users * bytes_read_at(spec, context, fmt)
     attention = sum(count * kind.attention_flops_at(context, spec.num_q_heads) for kind, count in spec.kinds())
-    flops = together * (round(2 * spec.weights.num_active_params * share.weights_share) + attention)
+    flops = users * (round(2 * spec.weights.num_active_params * share.weights_share) + attention)
     memory_s = (weights + cache) / speeds.bandwidth_bytes_per_s
     compute_s = flops / speeds.flops_per_s if speeds.flops_per_s else 0.0
-    time_s = max(memory_s, compute_s) * share.pipeline
+    time_s = max(memory_s, compute_s)
     return StepTime(
         time_s=time_s,
         tokens_per_s_per_user=1 / time_s,
@@ -63,20 +76,19 @@ def step_time(share: DeviceShare, fmt: CacheFormat, context: int, users: int, sp
     )
 
 
-def experts_read_share(weights: WeightCount, users: int) -> float:
-    """The share of all weights that a step of ``users`` tokens reads, experts being chosen evenly and independently.
+def weights_read_share(weights: WeightCount, tokens: int) -> float:
+    """The share of all weights' bytes that ``tokens`` read, experts being chosen evenly and independently.
 
-    An expert is left alone by all tokens with probability (1 - chosen / experts) ^ users. Towers and encoders, which
+    An expert is left alone by all tokens with probability (1 - chosen / experts) ^ tokens. Towers and encoders, which
     no text token passes, are not read.
     """
     if not weights.num_params:
         return 1.0
-    if not weights.num_experts:
-        return min(1.0, weights.num_active_params / weights.num_params)
-    chosen = weights.experts_per_token / weights.num_experts
-    always = weights.num_active_params - weights.expert_params * chosen
-    touched = weights.expert_params * (1 - (1 - chosen) ** users)
-    return min(1.0, (always + touched) / weights.num_params)
+    chosen = weights.experts_per_token / weights.num_experts if weights.num_experts else 0.0
+    expert_share = weights.expert_bytes / weights.num_bytes if weights.num_bytes else 0.0
+    other_params = weights.num_params - weights.expert_params
+    always = (weights.num_active_params - weights.expert_params * chosen) / max(1, other_params)
+    return min(1.0, (1 - expert_share) * min(1.0, always) + expert_share * (1 - (1 - chosen) ** tokens))
 
 
 def prefill_flops(spec: ModelSpec, num_tokens: int) -> int:
@@ -101,11 +113,17 @@ def _prefill_attention(kind: LayerKind, num_tokens: int, num_q_heads: int) -> in
     return kind.attention_flops_at(num_tokens, num_q_heads)
 
 
-def prefill_time(share: DeviceShare, num_tokens: int, speeds: Speeds) -> float | None:
-    """Seconds until a prompt of ``num_tokens`` has its first token, at best; None where no rate is known."""
+def prefill_time(shares: Sequence[DeviceShare], num_tokens: int, speeds: Speeds) -> float | None:
+    """Seconds until a prompt of ``num_tokens`` has its first token, at best, through all pipeline stages.
+
+    None where no rate is known.
+    """
     if not speeds.flops_per_s:
         return None
-    weights = 2 * share.spec.weights.num_active_params * num_tokens
-    flops = prefill_flops(share.spec, num_tokens) - weights + round(weights * share.weights_share)
-    slower = max(flops / speeds.flops_per_s, share.weights_bytes / speeds.bandwidth_bytes_per_s)
-    return slower * share.pipeline
+    total = 0.0
+    for share in shares:
+        weights = 2 * share.spec.weights.num_active_params * num_tokens
+        flops = prefill_flops(share.spec, num_tokens) - weights + round(weights * share.weights_share)
+        read = share.weights_bytes * weights_read_share(share.spec.weights, num_tokens)
+        total += share.num_stages * max(flops / speeds.flops_per_s, read / speeds.bandwidth_bytes_per_s)
+    return total

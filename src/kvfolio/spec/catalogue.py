@@ -56,7 +56,7 @@ def spec_of_entry(entry: CatalogueEntry) -> ModelSpec:
 
     spec = spec_from_config(entry.config, entry.name)
     counted = spec.weights
-    # Where both counts differ, it is by small tensors (biases of routers), which are not quantised.
+    # Where both counts differ, it is by small tensors (biases of routers), which are not quantised and in no expert.
     uncounted_bytes = parse_format(spec.dtype).vector_bytes(1) * (entry.num_params - counted.num_params)
     weights = replace(
         counted,

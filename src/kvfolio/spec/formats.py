@@ -49,9 +49,18 @@ _PLANNED = FORMATS | {
     "int6": Format("int6", 6, 4),
     "int4": Format("int4", 4, 4),
 }
-_GROUPED = re.compile(r"(fp8|int8|int6|int4)-g(\d{1,4})")
+_GROUPED = re.compile(r"(fp8|int8|int6|int4)-g(0|[1-9][0-9]{0,3})")
 _SHORT = re.compile(r"k(16|8|6|4)v(16|8|6|4)")
 _SHORT_NAMES = {"16": "bf16", "8": "int8", "6": "int6", "4": "int4"}
+# What engines call the same: llama.cpp's blocks of 32 numbers and one f16 scale; fp8 without scales of its own.
+_ENGINES_NAMES = {
+    "q8_0": "int8-g32",
+    "q4_0": "int4-g32",
+    "fp8_e4m3": "fp8",
+    "fp8_e5m2": "fp8",
+    "bfloat16": "bf16",
+    "float16": "f16",
+}
 # vLLM's and SGLang's fp8_ds_mla: the latent in fp8 with one f32 scale for 128 numbers, the rotary key exact. 656 B a
 # token for DeepSeek's 512 + 64; the index key of V3.2 takes 128 + 4.
 _LATENT_FP8 = "fp8-mla"
@@ -90,6 +99,7 @@ def parse_format(name: str) -> Format:
 
     ``int4-g64`` has one f16 scale for 64 numbers, ``int4-g0`` none at all: the bare numbers, a lower bound.
     """
+    name = _ENGINES_NAMES.get(name, name)
     if name in _PLANNED:
         return _PLANNED[name]
     match = _GROUPED.fullmatch(name)
@@ -107,7 +117,7 @@ def parse_cache_format(name: str) -> CacheFormat:
 
     One format for both, ``keys/values``, the short ``k8v4`` (int8 keys, int4 values) or ``fp8-mla``.
     """
-    if name == _LATENT_FP8:
+    if name in (_LATENT_FP8, "fp8_ds_mla"):
         fp8 = Format("fp8-g128", 8, 4, 128)
         return CacheFormat(fp8, fp8, BF16)
     short = _SHORT.fullmatch(name)

@@ -58,6 +58,7 @@ class WeightCount:
     expert_params: int = 0  # of all routed experts together
     num_experts: int = 0  # routed ones, of one layer
     experts_per_token: int = 0
+    expert_bytes: int = 0  # of ``num_bytes``, those of all routed experts together
 
 
 @dataclass(frozen=True, slots=True)

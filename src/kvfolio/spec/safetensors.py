@@ -22,6 +22,8 @@ _OTHER_BITS = {"F8_E8M0": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4, "BOOL": 8, "I8
 _BITS = _FLOAT_BITS | _FP8_BITS | _OTHER_BITS | {"I16": 16, "U16": 16, "I32": 32, "U32": 32, "I64": 64, "U64": 64}
 # What is stored beside the weights: scales of quantised ones, tables and masks that the network can make itself.
 _NO_WEIGHT = re.compile(r"_scale$|_scale_inv$|\.inv_freq$|\.masked_bias$|\.position_ids$")
+# Routed experts, numbered or fused; shared ones and those of an encoder are not among the experts that are counted.
+_EXPERTS = re.compile(r"^(?!.*shared)(?!(?:.*\.)?encoder\.)(?:.*\.)?experts\.(?:expert_)?(\d{1,9})?")
 _CAUSAL_MASK = re.compile(r"\.attn\.bias$")  # of GPT-2, four axes; elsewhere a bias of that name has one
 _PACKED_SHARE = 0.01  # bytes outside of plain and fp8 numbers from which weights count as packed
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
@@ -74,7 +76,7 @@ class SafetensorsHeader:
     @property
     def num_params(self) -> int:
         """Weights of an unpacked model: plain and fp8 numbers without scales, masks and frequency tables."""
-        return sum(tensor.num_values for name, tensor in self.tensors.items() if _is_weight(name, tensor))
+        return _num_weights(self.tensors)
 
 
 def read_safetensors_header(path: Path) -> SafetensorsHeader:
@@ -94,7 +96,8 @@ def holds_safetensors(folder: Path) -> bool:
 def exact_weights(counted: WeightCount, header: SafetensorsHeader) -> tuple[WeightCount, tuple[str, ...]]:
     """``counted`` with what the files say in its place, and notes on what they leave open.
 
-    Bytes are exact whatever the format. Of packed weights and of absent shards the number stays the counted one.
+    Bytes are exact whatever the format. Of packed weights and of absent shards the number stays the counted one. Routed
+    experts are known by their names; where no name says which they are, their share of the bytes stays the counted one.
     """
     notes = []
     num_bytes, is_whole = header.num_bytes, not header.missing and bool(header.tensors)
@@ -106,17 +109,18 @@ def exact_weights(counted: WeightCount, header: SafetensorsHeader) -> tuple[Weig
             return counted, (*notes, f"{header.where}: no exact size is known, weights are counted from the config")
         num_bytes = header.stated_bytes
         notes.append(f"bytes of the weights are the total_size of {INDEX}, their number is counted from the config")
+    experts = _expert_tensors(header, counted.num_experts) if is_whole and counted.expert_params else {}
+    expert_bytes = sum(tensor.num_bytes for tensor in experts.values())
+    if not expert_bytes and counted.num_bytes:
+        expert_bytes = counted.expert_bytes * num_bytes // counted.num_bytes
+    exact = replace(counted, num_bytes=num_bytes, expert_bytes=expert_bytes, source="safetensors")
     if not is_whole or header.is_packed:
-        return replace(counted, num_bytes=num_bytes, source="safetensors"), tuple(notes)
+        return exact, tuple(notes)
     is_dense = counted.num_active_params == counted.num_params
     num_active = header.num_params if is_dense else counted.num_active_params
-    exact = replace(
-        counted,
-        num_params=header.num_params,
-        num_active_params=num_active,
-        num_bytes=num_bytes,
-        source="safetensors",
-    )
+    # Those of layers that guess ahead are stored, too: number and bytes of the experts must mean the same tensors.
+    expert_params = _num_weights(experts) or counted.expert_params
+    exact = replace(exact, num_params=header.num_params, num_active_params=num_active, expert_params=expert_params)
     return exact, tuple(notes)
 
 
@@ -236,6 +240,20 @@ def _unindexed(folder: Path) -> tuple[str, ...]:
         numbers = range(1, min(int(count), 10_000) + 1)
         return tuple(f"{stem}-{number:05}-of-{count}.safetensors" for number in numbers)
     return tuple(names) if len(names) == 1 else ()
+
+
+def _expert_tensors(header: SafetensorsHeader, num_experts: int) -> dict[str, StoredTensor]:
+    """The tensors of routed experts, scales included; experts numbered beyond ``num_experts`` are for images."""
+    found = {}
+    for name, tensor in header.tensors.items():
+        match = _EXPERTS.match(name) if "experts." in name else None
+        if match is not None and int(match[1] or 0) < num_experts:
+            found[name] = tensor
+    return found
+
+
+def _num_weights(tensors: Mapping[str, StoredTensor]) -> int:
+    return sum(tensor.num_values for name, tensor in tensors.items() if _is_weight(name, tensor))
 
 
 def _is_weight(name: str, tensor: StoredTensor) -> bool:

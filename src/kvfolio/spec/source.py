@@ -54,6 +54,8 @@ def read_model(source: str | Path) -> ModelSpec:
         raise _absent(path)
     if path.is_dir():
         return _plan_folder(_config_of(path))
+    if path.suffix in _SUFFIXES and not path.is_file():
+        raise BrokenModelError(f"{path} is no regular file; copy what it gives into one")
     if path.suffix == ".json":
         return _plan_folder(path) if path.name == "config.json" else _from_config(_read_object(path), path.stem)
     if path.suffix == ".safetensors":
@@ -126,6 +128,8 @@ def find_default_model() -> Path:
 
 def _local(source: str | Path) -> Path:
     """``source`` as a path, which need not exist."""
+    if not str(source).strip():
+        raise BrokenModelError("the name of the model is empty; give a name (see: kvfolio models), a folder or a file")
     try:
         path = Path(source).expanduser()
         path.exists()

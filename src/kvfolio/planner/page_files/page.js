@@ -3,7 +3,7 @@
 
 const read = (id) => JSON.parse(document.getElementById(id).textContent);
 const grid = read("grid");
-const frame = read("frame"); // plots with their words and axes; the fixed part of the command
+const frame = read("frame"); // plots with their words and axes; what the command has beside the controls
 const one = (id) => document.getElementById(id);
 const chosen = { model: 0, ...grid.chosen };
 const CONTROLS = ["model", "context", "users", "format", "device", "count"];
@@ -27,13 +27,13 @@ function viewOf(model) {
   const share = model.shares[chosen.count];
   const cache = share.caches[chosen.format];
   const memory = formulas.cacheMemory(device, share);
-  const numDevices = grid.counts[chosen.count] * grid.pipeline;
+  const numDevices = grid.counts[chosen.count];
   const shortBytes = Math.max(0, share.weights_bytes - device.usable_bytes);
   return {
     grid, model, device, share, cache, memory, numDevices, shortBytes,
     devices: `${numDevices} × ${device.name}`,
     oneDevice: numDevices === 1 ? `one ${device.name}` : `one of ${numDevices} × ${device.name}`,
-    fits: formulas.usersThatFit(memory, cache.device_bytes[chosen.context]),
+    fits: formulas.usersThatFit(device, share, cache.device_bytes[chosen.context]),
     step: formulas.step(grid, share, cache, device, chosen.context, chosen.users),
     noneFit: () => (shortBytes ? `the weights do not fit: each device lacks ${words.bytes(shortBytes)}` : "not even one conversation fits"),
   };
@@ -99,10 +99,10 @@ function showTables(view) {
   const { model, share, cache, device } = view;
   const format = model.formats[view.f];
   const rows = grid.contexts.map((context, c) => {
-    const first = formulas.firstToken(grid, share, device, c);
+    const first = formulas.firstToken(share, device, c);
     const cells = [
       words.count(context) + (beyond(model, c) ? " *" : ""), words.bytes(format.bytes_at[c]), words.bytes(cache.device_bytes[c]),
-      fitsText(formulas.usersThatFit(view.memory, cache.device_bytes[c])),
+      fitsText(formulas.usersThatFit(device, share, cache.device_bytes[c])),
       ...speedCells(formulas.step(grid, share, cache, device, c, view.u)), first === null ? "–" : words.seconds(first),
     ];
     return { cells, mark: [c === view.c ? "current" : "", beyond(model, c) ? "beyond" : ""].join(" ").trim() };
@@ -136,7 +136,7 @@ function showWords(view) {
   }
   for (const spot of document.querySelectorAll("[data-word]")) spot.textContent = filled[spot.dataset.word];
   const command = [
-    "kvfolio plan", words.quoted(view.model.name), `--context ${view.context}`, `--users ${view.users}`, view.device.arguments,
+    "kvfolio plan", frame.sources[view.m], `--context ${view.context}`, `--users ${view.users}`, view.device.arguments,
     `--devices ${grid.counts[chosen.count]}`, `--kv-format ${view.format}`, frame.arguments,
   ];
   one("command").textContent = command.filter(Boolean).join(" ");
@@ -221,8 +221,7 @@ function start() {
   fillMenu("model", grid.models.map((model) => model.name));
   fillMenu("format", grid.formats);
   fillMenu("device", grid.devices.map((device) => `${device.name} · ${words.bytes(device.memory_bytes).replace(/\.0+ /, " ")}`));
-  fillMenu("count", grid.counts.map((count) => (grid.pipeline > 1 ? `${count} × ${grid.pipeline}` : String(count))));
-  one("count-hint").textContent = grid.pipeline > 1 ? "tensor × pipeline" : "";
+  fillMenu("count", grid.counts.map(String));
   one("context").max = grid.contexts.length - 1;
   one("users").max = grid.users.length - 1;
   recall();

@@ -178,7 +178,7 @@ const plots = {
     const { grid, share, model, c } = view;
     const traces = grid.formats.flatMap((format, f) => {
       const points = grid.contexts.map((context, at) => {
-        const users = formulas.usersThatFit(view.memory, share.caches[f].device_bytes[at]);
+        const users = formulas.usersThatFit(view.device, share, share.caches[f].device_bytes[at]);
         return {
           x: context,
           y: users || null, // a log axis has no zero
@@ -271,7 +271,7 @@ const plots = {
     const { model, c, grid } = view;
     const designs = model.formats[view.f].ladder;
     const published = designs[0][c];
-    const rows = model.designs.map((name, at) => ({ name, bytes: designs[at][c], ink: at ? "series-1" : "series-0" }));
+    const rows = model.designs.flatMap((name, at) => (designs[at] ? [{ name, bytes: designs[at][c], ink: at ? "series-1" : "series-0" }] : []));
     for (const [name, bytes] of Object.entries(model.format_ladder)) {
       rows.push({ name: `in ${name}`, bytes: bytes[c], ink: "series-2" });
     }

@@ -74,11 +74,6 @@ const words = {
   short(text, most = 28) {
     return text.length <= most ? text : text.slice(0, most - 1) + "…";
   },
-
-  // A model's name as one word of a shell.
-  quoted(text) {
-    return /^[\w.\/@%+=:,-]+$/.test(text) ? text : `'${text.replace(/'/g, `'"'"'`)}'`;
-  },
 };
 
 if (typeof module !== "undefined") module.exports = words;

@@ -4,7 +4,7 @@ Knows nothing of layers. Of a model in several files it reads the table of each 
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from kvfolio.errors import BrokenModelError
 from kvfolio.spec.fields import Fields
@@ -55,15 +55,21 @@ def count_weights(parts: Sequence[GgufHeader], fields: Fields) -> WeightCount:
         )
     if experts and not used:
         fields.note(f"{fields.prefix}expert_used_count is absent: every expert counted as active")
+    num_bytes, expert_bytes = 0, 0
+    for part in parts:
+        for tensor, stored in _stored_bytes(part, fields):
+            num_bytes += stored
+            expert_bytes += stored if _EXPERTS.search(tensor.name) else 0
     active = expert_params * used // count if used else expert_params
     return WeightCount(
         num_params=num_params,
         num_active_params=num_params - expert_params + active,
-        num_bytes=sum(_stored_bytes(part, fields) for part in parts),
+        num_bytes=num_bytes,
         source="gguf",
         expert_params=expert_params,
         num_experts=count,
         experts_per_token=used,
+        expert_bytes=expert_bytes,
     )
 
 
@@ -102,9 +108,8 @@ def _numbers(tensors: Iterable[GgufTensor]) -> int:
     return sum(tensor.num_values for tensor in tensors)
 
 
-def _stored_bytes(header: GgufHeader, fields: Fields) -> int:
-    """Bytes of all tensors of one file; of a type that is not known, what lies before the next tensor."""
-    total = 0
+def _stored_bytes(header: GgufHeader, fields: Fields) -> Iterator[tuple[GgufTensor, int]]:
+    """Every tensor of one file with its bytes; of a type that is not known, what lies before the next tensor."""
     in_order = sorted(header.tensors, key=lambda tensor: tensor.offset)
     ends = [tensor.offset for tensor in in_order[1:]] + [header.file_bytes - header.data_offset]
     for tensor, end in zip(in_order, ends, strict=False):
@@ -115,5 +120,4 @@ def _stored_bytes(header: GgufHeader, fields: Fields) -> int:
                 f"at most {header.alignment - 1} too many for each"
             )
             num_bytes = max(0, end - tensor.offset)
-        total += num_bytes
-    return total
+        yield tensor, num_bytes

@@ -41,7 +41,7 @@ def count_weights(fields: Fields, root: Fields, layers: tuple[LayerKind, ...], m
 
     Tied matrices count once. Towers and encoders are among all weights, and not among the active ones: a generated
     token does not pass through them. Layers that guess ahead (MTP) are among neither, which is noted. Raises
-    BrokenModelError for sizes that are missing or are none.
+    BrokenModelError for sizes that are missing or are none, and for more experts a token than there are.
     """
     kind = _kind(fields, model_type)
     traits = traits_of(kind)
@@ -67,14 +67,16 @@ def count_weights(fields: Fields, root: Fields, layers: tuple[LayerKind, ...], m
     unused = routed // experts.count * (experts.count - experts.chosen) if experts.count else 0
     _note_guessing(fields)
     stored_twice = tables if kind in _FALCONS and not head else 0  # their files hold the tied matrix a second time
+    num_bytes, expert_bytes = published_bytes(pieces, head + rest + stored_twice, fields, root)
     return WeightCount(
         num_params=total,
         num_active_params=total - beside - unused,
-        num_bytes=published_bytes(pieces, head + rest + stored_twice, fields, root),
+        num_bytes=num_bytes,
         source="config",
         expert_params=routed,
         num_experts=experts.count,
         experts_per_token=experts.chosen,
+        expert_bytes=expert_bytes,
     )
 
 

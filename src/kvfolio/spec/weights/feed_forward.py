@@ -5,6 +5,7 @@ Knows nothing of attention or storage. Which layers have experts is written in a
 
 from dataclasses import dataclass
 
+from kvfolio.errors import BrokenModelError
 from kvfolio.spec.fields import Fields
 from kvfolio.spec.layers import LayerKind, NoCache, SharedCache
 from kvfolio.spec.weights.traits import NOTHING, Traits, Weights, bare_type, per_layer
@@ -67,7 +68,10 @@ class Experts:
 
 
 def read_experts(fields: Fields) -> Experts:
-    """Routed experts of ``fields``; none where the model is dense."""
+    """Routed experts of ``fields``; none where the model is dense.
+
+    Raises BrokenModelError where a token is to pass through more of them than there are.
+    """
     inner = fields.child("ffn_config")
     source = inner if inner is not None and inner.get("moe_num_experts") is not None else fields
     raw = next((source.get(name) for name in _NUM_EXPERTS if source.get(name) is not None), None)
@@ -79,9 +83,21 @@ def read_experts(fields: Fields) -> Experts:
     if count < 2 or not (fields.flag("enable_moe_block", True) and fields.flag("is_moe", True)):
         return Experts()
     chosen = next((source.get(name) for name in _CHOSEN if source.get(name) is not None), None)
-    if isinstance(chosen, list) and chosen and all(isinstance(item, int) for item in chosen):
-        return Experts(count, min(count, max(chosen)))
-    return Experts(count, min(count, source.integer(*_CHOSEN, assume=1)))
+    if isinstance(chosen, list) and chosen and all(type(item) is int and item > 0 for item in chosen):
+        used = max(chosen)  # one a layer
+    else:
+        used = source.integer(*_CHOSEN, assume=1)
+    if used > count:
+        raise BrokenModelError(
+            f"{source.where}: {_name_set(source, _CHOSEN)} is {used:,}, more than {_name_set(source, _NUM_EXPERTS)}, "
+            f"{count:,}; a token cannot pass through more experts than there are: correct one of them"
+        )
+    return Experts(count, used)
+
+
+def _name_set(fields: Fields, names: tuple[str, ...]) -> str:
+    """The first of ``names`` that is set, or that the model's class sets."""
+    return next((name for name in names if fields.silent(name) is not None), names[0])
 
 
 def feed_forward_weights(

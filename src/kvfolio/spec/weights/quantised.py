@@ -4,9 +4,10 @@ Knows nothing of layers' kinds, and opens no file. A method that is not known is
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from math import ceil
 
 from kvfolio.spec.fields import Fields, show
 from kvfolio.spec.weights.traits import Weights
@@ -34,29 +35,26 @@ class LayerPieces:
         return self.mixer.total + self.dense.total + self.shared.total + self.routed.total
 
 
-@dataclass(frozen=True, slots=True)
-class Packing:
-    """Bits of one number in a packed matrix, its share of the scales included. None: not packed."""
-
-    bits: Fraction | None
-    routed_bits: Fraction | None  # of routed experts
+Packing = Mapping[str, Fraction]
+"""Bits of one number in the packed matrices of a piece, its share of the scales included. No entry: not packed."""
 
 
-def published_bytes(pieces: tuple[LayerPieces, ...], rest: int, fields: Fields, root: Fields) -> int:
-    """Bytes of all ``pieces`` and of ``rest`` further numbers, which no quantiser packs (embeddings, norms, towers)."""
+def published_bytes(pieces: tuple[LayerPieces, ...], rest: int, fields: Fields, root: Fields) -> tuple[int, int]:
+    """Bytes of all ``pieces`` and of ``rest`` further numbers; and, of these bytes, those of all routed experts.
+
+    No quantiser packs the rest: embeddings, norms, towers.
+    """
     value_bytes = _value_bytes(fields, root)
+    routed = sum(piece.routed.total for piece in pieces)
     plain = rest + sum(piece.total for piece in pieces)
     config = _quantisation(fields, root)
     packing = _find_packing(config, fields) if config is not None else None
     if config is None or packing is None:
-        return plain * value_bytes
+        return plain * value_bytes, routed * value_bytes
     left_out = _left_out(config)
-    saved = Fraction(0)
-    for name in _PIECES:
-        bits = packing.routed_bits if name == "routed" else packing.bits
-        if bits is not None:
-            saved += _packed(pieces, name, left_out) * (value_bytes - bits / 8)
-    return plain * value_bytes - int(saved)
+    saved = {name: _packed(pieces, name, left_out) * (value_bytes - bits / 8) for name, bits in packing.items()}
+    expert_bytes = ceil(routed * value_bytes - saved.get("routed", Fraction(0)))
+    return plain * value_bytes - int(sum(saved.values())), expert_bytes
 
 
 def _packed(pieces: tuple[LayerPieces, ...], name: str, left_out: dict[tuple[str, int], set[str]]) -> Fraction:
@@ -105,10 +103,11 @@ def _find_packing(config: Fields, fields: Fields) -> Packing | None:
         fields.note(f"quantisation by {method or 'an unnamed method'} is not known: weights counted at their dtype")
         return None
     if method == "mxfp4":
-        return Packing(None, bits)
+        return {"routed": bits}
+    packing = _by_target(config) or dict.fromkeys(_PIECES, bits)
     if fields.get("expert_dtype") == "fp4":  # DeepSeek-V4: a scale of one byte for 32 numbers
-        return Packing(bits, Fraction(4) + Fraction(8, 32))
-    return Packing(bits, bits)
+        packing["routed"] = Fraction(4) + Fraction(8, 32)
+    return packing
 
 
 def _fp8(config: Fields) -> Fraction:
@@ -140,20 +139,44 @@ def _bitsandbytes(config: Fields) -> Fraction:
 def _compressed_tensors(config: Fields) -> Fraction | None:
     """compressed-tensors: the width and group of the first group of layers."""
     groups = config.child("config_groups")
-    if groups is None:
-        return None
-    first = next((groups.child(name) for name in groups.values), None)
-    weights = first.child("weights") if first is not None else None
-    if first is None or weights is None:
+    first = next((groups.child(name) for name in groups.values), None) if groups is not None else None
+    return _group_bits(first, config) if first is not None else None
+
+
+def _group_bits(group: Fields, config: Fields) -> Fraction | None:
+    weights = group.child("weights")
+    if weights is None:
         return None
     bits = weights.integer("num_bits", high=16)
-    group = weights.integer("group_size", default=0, low=-1)
-    if group <= 0:
+    size = weights.integer("group_size", default=0, low=-1)
+    if size <= 0:
         return Fraction(bits)
-    fmt = first.text("format") or config.text("format") or ""
+    fmt = group.text("format") or config.text("format") or ""
     small = bits == 4 and (weights.get("type") == "float" or "fp4" in fmt)
-    scale = Fraction(8 if small else 16, group)
-    return bits + scale + (0 if weights.flag("symmetric", True) else Fraction(bits, group))
+    scale = Fraction(8 if small else 16, size)
+    return bits + scale + (0 if weights.flag("symmetric", True) else Fraction(bits, size))
+
+
+def _by_target(config: Fields) -> dict[str, Fraction]:
+    """The bits of each piece where every group has targets: the first that names a piece, else that of all matrices."""
+    groups = config.child("config_groups")
+    named: dict[str, Fraction] = {}
+    usual: Fraction | None = None
+    for name in groups.values if groups is not None else ():
+        group = groups.child(name) if groups is not None else None
+        bits = _group_bits(group, config) if group is not None else None
+        if group is None or bits is None:
+            continue
+        for target in group.texts("targets") or ("Linear",):
+            index, rest = _layer_of(target)
+            if index != _EVERYWHERE:
+                config.note("config_groups names single layers: all are counted at the width of the other targets")
+            elif target.isidentifier() or not rest.strip(".*$^"):  # the class of a module, or any name
+                usual = usual or bits
+            else:
+                for piece, _ in _pieces_of(rest, whole_layer=False):
+                    named.setdefault(piece, bits)
+    return named if usual is None else dict.fromkeys(_PIECES, usual) | named
 
 
 def _modelopt(config: Fields) -> Fraction | None:
@@ -169,8 +192,8 @@ def _modelopt(config: Fields) -> Fraction | None:
 
 
 def _quanto(config: Fields) -> Fraction | None:
-    digits = re.search(r"\d+", config.text("weights") or "")
-    return Fraction(int(digits[0])) if digits else None
+    digits = re.search(r"\d{1,3}", config.text("weights") or "")
+    return Fraction(int(digits[0])) if digits and 0 < int(digits[0]) <= 16 else None
 
 
 _METHODS: dict[str, Callable[[Fields], Fraction | None]] = {
