@@ -97,3 +97,48 @@ def test_advice_names_formats_with_the_users_that_they_would_give() -> None:
         device="h100-sxm", device_memory="80GB", utilisation=1.0, weights_bytes="16.06GB", context=4096
     )
     assert "--kv-format fp8: 119 → 238 users at 4K" in advise(LLAMA, options, make_plan(LLAMA, options))
+
+
+@pytest.mark.parametrize(
+    ("name", "mqa"),
+    [
+        ("falcon-h1-0.5b", 36 * 2 * 64 * 2),  # attention beside a state in every layer
+        ("deepseek-v4-flash", 43 * 2 * 512 * 2),  # compressed layers, windows and all
+        ("llama-3.2-11b-vision", 32 * 2 * 128 * 2),  # cross-attention stays
+    ],
+)
+def test_designs_reach_into_every_layer_that_attends_to_the_text(name: str, mqa: int) -> None:
+    rows = {row.name: row for row in what_if(kvfolio.read_model(name), read_options(context=4096, device="h100-sxm"))}
+    assert rows["MQA"].plan.kv.bytes_per_token == mqa
+    assert rows["as published"].plan.weights_bytes == rows["MLA"].plan.weights_bytes
+
+
+def test_a_fleet_whose_weights_and_caches_exceed_a_named_device_is_refused() -> None:
+    with pytest.raises(
+        BudgetError, match=r"60\.00 GiB for caches and 958\.\d+ GiB of weights do not fit on one h100-sxm"
+    ):
+        kvfolio.fleet("kimi-k2", 100, kv_memory="60GiB", device="h100-sxm")
+
+
+def test_a_fleet_has_one_context_and_no_options_that_mean_nothing_to_it() -> None:
+    with pytest.raises(OptionError, match="one context, 2 were given"):
+        kvfolio.fleet(LLAMA, 10, context="4k,8k")
+    with pytest.raises(OptionError, match="users has no meaning for a fleet"):
+        kvfolio.fleet(LLAMA, 10, users=3)
+    with pytest.raises(OptionError, match=r"conversations is 2\.5"):
+        kvfolio.fleet(LLAMA, 2.5)  # type: ignore[arg-type]
+
+
+def test_a_prefix_that_no_device_holds_is_refused() -> None:
+    with pytest.raises(BudgetError, match=r"one conversation of 1,048,576 tokens takes 128\.00 GiB"):
+        kvfolio.fleet(LLAMA, 100, mean_tokens="1M", prefix_tokens="1M", device="h100-sxm")
+
+
+def test_advice_does_not_promise_what_the_plan_denies() -> None:
+    spec = kvfolio.read_model("kimi-k2")
+    options = read_options(device="h100-sxm", context=0)
+    assert "--devices 2 " not in advise(spec, options, make_plan(spec, options))[0]
+    one = read_options(device="h100-sxm", context="1M", users=100)
+    sentence = advise(LLAMA, one, make_plan(LLAMA, one))[0]
+    longest = int(sentence.rpartition("the longest that fits has ")[2].split(" ")[0].replace(",", ""))
+    assert make_plan(LLAMA, replace(one, contexts=(longest,))).users.reserved == 1

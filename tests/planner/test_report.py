@@ -85,8 +85,9 @@ def test_no_plan_has_a_negative_number_or_one_that_is_none(
     mean: int | None,
     prefix: int,
 ) -> None:
-    if pipeline > len(layers):
-        pipeline = 1
+    pipeline = min(pipeline, len(layers))
+    mean = None if mean is None or not contexts[0] else min(mean, contexts[0])
+    prefix = min(prefix, contexts[0] if mean is None else mean)
     options = PlanOptions(
         replace(CARD, memory_bytes=memory),
         contexts=tuple(contexts),

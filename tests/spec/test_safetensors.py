@@ -121,6 +121,7 @@ def test_experts_keep_their_count() -> None:
 
 
 SPARSE = WeightCount(1000, 400, 2000, "config", 800, 8, 2, 1600)
+NOWHERE_SPARSE = WeightCount(1000, 1000, 2000, "config", 0, 8, 2)  # experts are named, and no layer has them
 NO_EXPERTS: Tensors = {
     "model.layers.0.mlp.shared_experts.up_proj.weight": ("BF16", (10, 10), 200),
     "model.layers.0.mlp.gate.weight": ("BF16", (8, 10), 160),
@@ -188,9 +189,10 @@ def test_where_a_shard_is_absent_experts_keep_their_share_of_the_total(tmp_path:
     assert (weights.num_bytes, weights.expert_bytes) == (5000, 4000)
 
 
-def test_names_of_experts_in_a_model_counted_as_dense_are_no_experts() -> None:
+@pytest.mark.parametrize("counted", [COUNTED, NOWHERE_SPARSE], ids=["dense", "nowhere"])
+def test_names_of_experts_in_a_model_counted_as_dense_are_no_experts(counted: WeightCount) -> None:
     named: Tensors = {"model.layers.0.mlp.experts.0.up_proj.weight": ("BF16", (300,), 600)}
-    weights, _ = exact_weights(COUNTED, header_of(named))
+    weights, _ = exact_weights(counted, header_of(named))
     assert (weights.num_bytes, weights.expert_bytes, weights.expert_params) == (600, 0, 0)
 
 
@@ -199,7 +201,8 @@ STORED = st.sampled_from([("BF16", (10,), 20), ("F8_E4M3", (10,), 10), ("U8", (1
 
 
 @given(
-    tensors=st.dictionaries(NAMES, STORED), counted=st.sampled_from([COUNTED, SPARSE, WeightCount(0, 0, 0, "config")])
+    tensors=st.dictionaries(NAMES, STORED),
+    counted=st.sampled_from([COUNTED, SPARSE, NOWHERE_SPARSE, WeightCount(0, 0, 0, "config")]),
 )
 def test_bytes_of_experts_are_a_part_of_the_exact_ones(tensors: Tensors, counted: WeightCount) -> None:
     weights, _ = exact_weights(counted, header_of(tensors))

@@ -483,6 +483,12 @@ def test_a_group_for_the_output_matrix_says_nothing_of_the_layers() -> None:
     assert bits_of_experts(QWEN3_30B_A3B | {"quantization_config": packed}) == pytest.approx(4.5)
 
 
+def test_the_first_group_for_all_matrices_counts() -> None:
+    last = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"}}
+    packed = {"quant_method": "compressed-tensors", "config_groups": NVFP4_GROUPS | {"last": last}}
+    assert bits_of_matrices(packed) == pytest.approx(4.5)
+
+
 def test_groups_that_name_single_layers_are_noted() -> None:
     first = {"targets": ["re:.*layers\\.0\\.mlp.experts.*"], "weights": {"num_bits": 8, "type": "float"}}
     groups = {"first": first, "experts": MIXED_GROUPS["experts"]}

@@ -17,12 +17,11 @@ import typer
 
 from kvfolio.cli.options import Json
 from kvfolio.errors import OptionError
-from kvfolio.planner.hardware import SEE, Device, device_from_record, find_device, search_devices
+from kvfolio.planner.hardware import SEE, THIS, Device, device_from_record, find_device, search_devices
 from kvfolio.planner.hardware import devices as known_devices
 
 logger = logging.getLogger("kvfolio")
 
-THIS = "this"
 _FIELDS = tuple(field.name for field in dataclasses.fields(Device))
 _FEW = 3  # devices of which source and notes are printed too
 
@@ -70,13 +69,17 @@ def device_of(name: str) -> Device:
 def this_device(refresh: bool = False) -> Device:
     """The machine we run on: from the profile kept in the cache folder, measured first where there is none that fits.
 
-    Raises OptionError where it would have to be measured and torch is not installed.
+    Says on standard error which of both it was: a kept figure may be of a day when the machine was busy. Raises
+    OptionError where it would have to be measured and torch is not installed.
     """
-    return device_from_record(machine_record(refresh), "this machine")
+    return device_from_record(machine_record(refresh, say_kept=True), "this machine")
 
 
-def machine_record(refresh: bool = False) -> dict[str, Any]:
-    """The machine's profile as written to JSON; measures, says so on standard error, and keeps it where it must."""
+def machine_record(refresh: bool = False, say_kept: bool = False) -> dict[str, Any]:
+    """The machine's profile as written to JSON; measures, says so on standard error, and keeps it where it must.
+
+    ``say_kept``: say on standard error that a kept profile is used, for a caller that does not show its date.
+    """
     from kvfolio.kernels.profile import machine_identity, measure_machine, profile_record, write_profile
 
     # Torch takes its number of threads from here, so that another number is another machine.
@@ -85,6 +88,11 @@ def machine_record(refresh: bool = False) -> dict[str, Any]:
     path = _profile_path()
     kept = None if refresh or path is None else _read(path)
     if kept is not None and kept["identity"] == identity:
+        if say_kept:
+            print(
+                f"this machine as measured on {kept['measured_at']}; again: kvfolio devices this --refresh",
+                file=sys.stderr,
+            )
         return kept
     if not _has_torch():
         raise OptionError(
@@ -147,9 +155,9 @@ def _print_table(found: tuple[Device, ...]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))  # a blank between columns: all fit in 80
     table.add_column("device", no_wrap=True)
-    for title in ("GB", "GiB", "GB/s", "bf16", "fp8", "W"):
+    for title in ("GB", "GiB", "driver GiB", "GB/s", "bf16", "fp8", "W"):
         table.add_column(title, justify="right", no_wrap=True)
     for device in found:
         memory = device.memory_bytes
@@ -157,13 +165,15 @@ def _print_table(found: tuple[Device, ...]) -> None:
             device.name,
             "-" if memory is None else f"{memory / 10**9:.1f}",
             "-" if memory is None else f"{memory / 2**30:.1f}",
+            "-" if device.usable_bytes is None else f"{device.usable_bytes / 2**30:.2f}",
             _in_units(device.bandwidth_bytes_per_s, 10**9),
             _in_units(device.bf16_flops, 10**12),
             _in_units(device.fp8_flops, 10**12),
             _in_units(device.tdp_w, 1),
         )
     Console(highlight=False).print(table)
-    print("memory in GB (10^9 bytes) and GiB (2^30); bf16 and fp8 in dense TFLOP/s; -: not known; sources: --json")
+    print("memory in GB (10^9 bytes) and GiB (2^30), and what of it the driver shows to programs")
+    print("bf16 and fp8 in dense TFLOP/s; -: not known; sources: --json")
     if len(found) <= _FEW:
         for device in found:
             print(f"{device.name}: {device.source}" + (f"; {device.notes}" if device.notes else ""))

@@ -143,7 +143,7 @@ def _say_what_starts(job: Job) -> None:
     told = f"vLLM counts {counted:,} B for a request of {job.context:,} tokens"
     if counted > job.memory:
         raise BudgetError(
-            f"{told} and has {job.memory:,} B, so it refuses to start; take a shorter context or fewer --in-flight tokens"
+            f"{told} and refuses to start with {job.memory:,} B; take a shorter context or fewer tokens --in-flight"
         )
     if job.memory < job.users * counted:
         started = f"{job.memory / counted:.2f} of them at once"

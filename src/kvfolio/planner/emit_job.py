@@ -144,7 +144,8 @@ def _users(options: PlanOptions, plan: Plan, memory: int) -> int:
     if fit < options.users:
         each = f"{plan.users.mean_tokens if paged else row.context:,} tokens"
         raise BudgetError(
-            f"{options.users:,} sequences of {each} do not fit: {fit:,} do in {have}, and {one}; take fewer users, {ways}"
+            f"{options.users:,} sequences of {each} do not fit: {fit:,} do in {have}, and {one}; "
+            f"take fewer users, {ways}"
         )
     return options.users if options.users > 1 else fit
 

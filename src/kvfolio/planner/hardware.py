@@ -7,7 +7,7 @@ import csv
 import functools
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -20,9 +20,29 @@ TABLE = Path(__file__).with_name("devices.csv")
 SEE = "see: kvfolio devices"
 _AGAIN = "measure again with: kvfolio devices this --refresh"
 
+THIS = "this"
+_MEASURED = (
+    "device 'this' is the machine we run on, and it has to be measured: the command line does (kvfolio plan --device "
+    "this, kvfolio devices this); from Python, kvfolio.kernels.profile.measure_machine and write_profile do, and "
+    "kvfolio.planner.hardware.device_from_profile reads the file"
+)
+
 # What torch and vendors write around the name of a product; ignored where the table's name goes without it.
 _VENDOR_WORDS = frozenset(("nvidia", "amd", "intel", "apple", "google", "aws"))
-_BRANDS = _VENDOR_WORDS | {"geforce", "instinct", "radeon", "gpu", "tpu", "hbm2", "hbm2e", "hbm3", "hbm3e"}
+_BRANDS = _VENDOR_WORDS | {
+    *("geforce", "tesla", "instinct", "radeon", "gpu", "tpu", "generation", "edition", "oam"),
+    *("hbm2", "hbm2e", "hbm3", "hbm3e"),
+}
+# Names that a driver prints in full and that say less, or other, than the table's: in the words of _words.
+_PRINTED = {
+    "nvidia h100 80gb hbm3": ("h100-sxm",),  # the PCIe card has HBM2e, the NVL 94 GB
+    "nvidia h100 80gb hbm2e": ("h100-pcie",),
+    "nvidia h200": ("h200-sxm",),  # the NVL says so
+    "nvidia gh200 120gb": ("gh200-96gb",),  # the size is of the processor's memory
+    "nvidia gh200 480gb": ("gh200-96gb",),
+    "nvidia b300 sxm ac": ("b300-sxm",),
+    "amd instinct mi250x mi250": ("mi250-gcd", "mi250x-gcd"),  # one name for both cards
+}
 # Words that make another product of a name: "rtx 4070" never means the 4070 Ti.
 _MODEL_WORDS = frozenset(("ti", "super", "pro", "max", "ultra", "plus", "xt", "xtx", "ada", "ai"))
 _VENDORS = ("NVIDIA", "AMD", "Intel", "Apple")
@@ -37,6 +57,9 @@ class Device:
 
     ``memory_bytes``: a vendor's "80 GB" of device memory is 80 GiB, and counted so. ``bf16_flops``, ``fp8_flops``: FLOP
     a second of dense matrix products, without structured sparsity. ``tdp_w``: watts. ``notes`` says what is unusual.
+
+    ``usable_bytes``: the total that the driver shows of ``memory_bytes``, in nvidia-smi, rocm-smi or torch; the least
+    where drivers differ. ``notes`` has the figure and who shows it.
     """
 
     name: str
@@ -48,6 +71,7 @@ class Device:
     tdp_w: float | None
     source: str
     notes: str
+    usable_bytes: int | None = None
 
 
 @functools.cache
@@ -68,6 +92,7 @@ def _device(row: dict[str, str]) -> Device:
         tdp_w=_blank_or(float, row["tdp_w"]),
         source=row["source"],
         notes=row["notes"],
+        usable_bytes=_blank_or(int, row["usable_bytes"]),
     )
 
 
@@ -79,19 +104,17 @@ def _blank_or(kind: Callable[[str], T], text: str) -> T | None:
 
 
 def find_device(name: str) -> Device:
-    """The device called ``name``: in full, or by any words of its name that fit no other.
+    """The device called ``name``: in full, as a driver prints it, or by any words of its name that fit no other.
 
-    ``H100 SXM``, ``h100_sxm``, ``h100sxm`` and ``NVIDIA H100-SXM5-80GB`` are one device. A size such as ``80gb`` counts
+    ``H100 SXM``, ``h100_sxm``, ``h100sxm`` and ``NVIDIA H100 80GB HBM3`` are one device. A size such as ``80gb`` counts
     as a word of every device with so much memory. Raises OptionError that lists the candidates of an ambiguous name and
-    the nearest names to an unknown one; a sibling (Ti, Super, Max) is never taken for the name without the word.
+    the nearest names to an unknown one; a sibling (Ti, Super, Max) is never taken for the name without the word. The
+    name ``this`` is refused: only the command line measures the machine we run on.
     """
-    squashed = "".join(_words(name))
-    for device in devices():
-        if squashed == "".join(_words(device.name)):
-            return device
+    if name.strip().lower() == THIS:
+        raise OptionError(_MEASURED)
     words = _words(name)
-    for fits in (str.__eq__, str.startswith):  # whole words first, so that h20 is not the H200
-        found = [device for device in devices() if words and _matches(device, words, fits)]
+    for found in _readings(words):
         if len(found) == 1:
             return found[0]
         if found:
@@ -99,6 +122,15 @@ def find_device(name: str) -> Device:
             raise OptionError(f"device {name!r} could be {names}; give one of them in full ({SEE})")
     near = _nearest(words)
     raise OptionError(f"unknown device {name!r}; " + (f"nearest: {_listed(near)}; {SEE}" if near else SEE))
+
+
+def _readings(words: list[str]) -> Iterator[list[Device]]:
+    """The devices that ``words`` may mean, a list for each way to read them, the surest first."""
+    squashed, printed = "".join(words), _PRINTED.get(" ".join(words), ())
+    yield [device for device in devices() if squashed == "".join(_words(device.name))]
+    yield [device for device in devices() if device.name in printed]
+    for fits in (str.__eq__, str.startswith):  # whole words first, so that h20 is not the H200
+        yield [device for device in devices() if words and _matches(device, words, fits)]
 
 
 def search_devices(text: str) -> tuple[Device, ...]:
@@ -110,7 +142,7 @@ def search_devices(text: str) -> tuple[Device, ...]:
 
 
 def _words(name: str) -> list[str]:
-    words = re.split(r"[\s_-]+", name.strip().lower())
+    words = re.split(r"[\s_/-]+", name.strip().lower())
     return [re.sub(r"^sxm\d$", "sxm", word) for word in words if word]
 
 

@@ -70,6 +70,11 @@ class Guess:
     assumption: str
 
 
+def tokens_of(count: float) -> str:
+    """``count`` with its word: 1 token, 2,048 tokens."""
+    return f"{count:,.0f} token{'' if round(count) == 1 else 's'}"
+
+
 def read_scene(facts: LogFacts, spec: ModelSpec, options: PlanOptions) -> Scene:
     """The plan of ``spec`` under ``options``, with what the log says of the settings."""
     notes: list[str] = []
@@ -213,7 +218,7 @@ def request_bytes(scene: Scene, spec: ModelSpec, fmt: CacheFormat, tokens: int) 
     if any(part.horizon() is not None for part in _parts(spec)):
         for flight in scene.in_flight if not scene.facts.windows_whole else ():
             counted = sizes.vllm_bytes_at(spec, tokens, fmt, scene.block, flight)
-            yield Fraction(counted), f"windows widened by {flight:,} tokens in flight, in blocks of {scene.block}"
+            yield Fraction(counted), f"windows widened by {tokens_of(flight)} in flight, in blocks of {scene.block}"
         for each, assumption in per_token(spec, fmt):
             yield each * whole, assumption
     else:
@@ -222,16 +227,19 @@ def request_bytes(scene: Scene, spec: ModelSpec, fmt: CacheFormat, tokens: int) 
         )
         tokens_alone = next(per_token(spec, fmt))[0] * whole
         for copies in (1, 2, 3) if pages else ():
-            yield tokens_alone + copies * pages, f"states in whole pages of {scene.block} tokens, {copies} a request"
+            yield (
+                tokens_alone + copies * pages,
+                f"states in whole pages of {tokens_of(scene.block)}, {copies} a request",
+            )
         counted = sizes.vllm_bytes_at(spec, tokens, fmt, scene.block)
-        yield Fraction(counted), f"{counted:,} B for {tokens:,} tokens in blocks of {scene.block}"
+        yield Fraction(counted), f"{counted:,} B for {tokens_of(tokens)} in blocks of {scene.block}"
 
 
 def token_guesses(scene: Scene, unit: int) -> Iterator[Guess]:
     """Tokens that the cache holds, in pieces of ``unit``: of all, and of one pool where there are several."""
     pools = [found.tokens for found in scene.facts.numbers if found.quantity == "pool"]
     if len(pools) > 1:
-        yield from (Guess(tokens / unit, f"the pool of {tokens:,} tokens") for tokens in pools)
+        yield from (Guess(tokens / unit, f"the pool of {tokens_of(tokens)}") for tokens in pools)
     memory = scene.pool if scene.pool is not None else scene.room
     source = "logged memory" if scene.pool is not None else "planned memory"
     for spec, fmt, changed in variants(scene):
@@ -242,7 +250,8 @@ def token_guesses(scene: Scene, unit: int) -> Iterator[Guess]:
             for request, assumption in request_bytes(scene, spec, fmt, scene.context):
                 if request:
                     value = float(memory / request * scene.context / unit)
-                    yield Guess(value, f"{source} / one request of {scene.context:,} tokens: {assumption}{changed}")
+                    of = f"one request of {tokens_of(scene.context)}"
+                    yield Guess(value, f"{source} / {of}: {assumption}{changed}")
 
 
 def concurrency_guesses(scene: Scene, tokens: int) -> Iterator[Guess]:
@@ -250,11 +259,13 @@ def concurrency_guesses(scene: Scene, tokens: int) -> Iterator[Guess]:
     windows = any(part.horizon() is not None for part in _parts(scene.spec))
     if "blocks" in logged and not windows:
         need = -(-tokens // scene.block)
-        yield Guess(logged["blocks"] / need, f"blocks / {need:,} blocks of {scene.block} tokens")
+        yield Guess(
+            logged["blocks"] / need, f"blocks / {need:,}, so many of {tokens_of(scene.block)} each a request needs"
+        )
     held = logged.get("KV cache tokens")
     if held is not None and (scene.pool is None or not windows):
         newer = ": vLLM since 0.20 logs concurrency * context as its tokens" if windows else ""
-        yield Guess(held / tokens, f"{held:,.0f} tokens / {tokens:,}{newer}")
+        yield Guess(held / tokens, f"{tokens_of(held)} / {tokens:,}{newer}")
     memories = [(scene.pool, "logged memory")] if scene.pool is not None else []
     if held is not None and scene.pool is None:
         # Older vLLM: tokens = blocks / groups * block size, which counts each layer with every token.

@@ -7,6 +7,7 @@ counts as reproduced within 1 %, or within what its printed decimals leave open.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 
 from kvfolio.errors import OptionError
 from kvfolio.planner import log_arithmetic as arithmetic
@@ -21,6 +22,7 @@ MOST_BYTES = 64 << 20  # of a log file
 _NEAR = 0.01  # a number within 1 % counts as reproduced
 _SURE = 0.002  # a guess this near is taken before the nearest
 _PRINTED = 0.006 * GIB  # what two decimals of GiB leave open
+_COUNTS = ("KV cache tokens", "blocks")
 _REASONS = (
     "usual reasons: another rank had less memory, a draft (MTP) model keeps layers of its own, pages widened to fit "
     "recurrent states, a storage format that the log does not name, or another model than the plan's"
@@ -34,7 +36,8 @@ class LogLine:
     quantity: str  # weights, KV cache memory, KV cache tokens, blocks, concurrency, one request, states
     logged: int | float
     planned: int | float | None  # by the assumption that comes nearest; None: nothing to compute it from
-    ratio: float | None  # logged / planned
+    ratio: float | None  # logged / planned, before a count was cut to a whole one; None for a negative number, too
+    is_reproduced: bool | None  # whether an assumption gives the number; None: it is held against the plan alone
     explanation: str
     quote: str  # the line, cut
 
@@ -47,16 +50,21 @@ class LogReport:
     version: str | None
     settings: Mapping[str, int | float | str]
     lines: tuple[LogLine, ...]
-    unexplained: tuple[str, ...]  # lines about the cache not understood, and numbers that no assumption reproduces
+    unexplained: tuple[str, ...]  # lines about the cache that were not understood
     verdict: str
 
 
 def read_log(path: Path) -> str:
     """The text of a log file; what is no UTF-8 is replaced.
 
-    Raises OptionError for a file that is missing, empty, binary or larger than 64 MiB.
+    Raises OptionError for a file that is missing, empty, binary or larger than 64 MiB, and for what is no file: a pipe
+    would be waited for without end.
     """
     try:
+        if not S_ISREG(path.stat().st_mode):
+            raise OptionError(
+                f"{path} is a directory, a pipe or a device; give a file that holds the start-up log of vLLM or SGLang"
+            )
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
     except OSError as error:
@@ -81,19 +89,14 @@ def explain_log(text: str, spec: ModelSpec, options: PlanOptions) -> LogReport:
     if not facts.numbers:
         raise OptionError(f"the log has no line about the cache that kvfolio knows; looked for are {LOOKED_FOR}")
     scene = arithmetic.read_scene(facts, spec, options)
-    lines, off = [], []
-    for found in facts.numbers:
-        line = _line(scene, found)
-        lines.append(line)
-        if _is_computed(scene, found) and not _is_near(scene, found, line):
-            off.append(line.quote)
+    lines = tuple(_line(scene, found) for found in facts.numbers)
     return LogReport(
         engine=facts.engine,
         version=facts.version,
         settings=dict(facts.settings),
-        lines=tuple(lines),
-        unexplained=tuple(dict.fromkeys((*facts.unknown, *off))),
-        verdict=_verdict(scene, lines, len(off)),
+        lines=lines,
+        unexplained=facts.unknown,
+        verdict=_verdict(scene, lines),
     )
 
 
@@ -110,10 +113,22 @@ def _line(scene: Scene, found: Found) -> LogLine:
         planned, explanation = _tell_computed(scene, found)
     if found.times > 1:
         explanation += f"; logged {found.times} times, by ranks or repeats"
-    logged = _plain(found.value)
-    ratio = None if not planned else found.value / planned
-    quantity = "KV cache memory" if found.quantity == "pool" else found.quantity
-    return LogLine(quantity, logged, None if planned is None else _plain(planned), ratio, explanation, found.quote)
+    ratio = None if not planned or found.value < 0 else found.value / planned
+    near = ratio is not None and abs(ratio - 1) <= max(_NEAR, _slack(scene, found))
+    return LogLine(
+        quantity="KV cache memory" if found.quantity == "pool" else found.quantity,
+        logged=_plain(found.value),
+        planned=None if planned is None else _whole(planned) if found.quantity in _COUNTS else _plain(planned),
+        ratio=ratio,
+        is_reproduced=near if _is_computed(scene, found) else None,
+        explanation=explanation,
+        quote=found.quote,
+    )
+
+
+def _whole(count: float) -> int:
+    """Tokens and blocks that fit; a float's last digit does not cost one."""
+    return int(count + 1e-6)
 
 
 def _plain(value: float) -> int | float:
@@ -123,7 +138,7 @@ def _plain(value: float) -> int | float:
 
 def _is_computed(scene: Scene, found: Found) -> bool:
     """Whether the number follows from others of the log; what does not is held against the plan alone."""
-    if found.quantity in ("KV cache tokens", "blocks"):
+    if found.quantity in _COUNTS:
         return scene.pool is not None
     return found.quantity in ("pool", "concurrency", "one request")
 
@@ -148,10 +163,6 @@ def _slack(scene: Scene, found: Found) -> float:
     return _SURE + printed
 
 
-def _is_near(scene: Scene, found: Found, line: LogLine) -> bool:
-    return line.ratio is not None and abs(line.ratio - 1) <= max(_NEAR, _slack(scene, found))
-
-
 def _tell_computed(scene: Scene, found: Found) -> tuple[float | None, str]:
     guess = arithmetic.nearest(found.value, _guesses(scene, found), _slack(scene, found))
     if guess is None:
@@ -169,7 +180,7 @@ def _tell_against_plan(scene: Scene, found: Found) -> tuple[float | None, str]:
     if not each:
         return None, "this model keeps no cache that grows with the text"
     implied = int(found.value * unit * each)
-    told = f"{found.value * unit:,.0f} tokens are {format_bytes(implied)} ({assumption})"
+    told = f"{arithmetic.tokens_of(found.value * unit)}: {format_bytes(implied)} ({assumption})"
     return float(scene.room / (unit * each)), f"{told}; {_difference(scene, implied)}"
 
 
@@ -191,10 +202,8 @@ def _tell_weights(scene: Scene, found: Found) -> tuple[float | None, str]:
 
 def _tell_memory(scene: Scene, found: Found) -> tuple[float | None, str]:
     if found.value <= 0:
-        return (
-            scene.room,
-            "nothing is left: weights and activations take the whole share; raise it, or use more devices",
-        )
+        told = "the log's budget is negative" if found.value < 0 else "nothing is left"
+        return scene.room, f"{told}: weights and activations take the whole share; raise it, or use more devices"
     return scene.room, _difference(scene, int(found.value))
 
 
@@ -228,17 +237,19 @@ def _tell_states(scene: Scene, found: Found) -> tuple[float | None, str]:
 # ---- all of them ----------------------------------------------------------------------------------------------------
 
 
-def _verdict(scene: Scene, lines: list[LogLine], num_off: int) -> str:
-    computed = sum(_is_computed(scene, found) for found in scene.facts.numbers)
+def _verdict(scene: Scene, lines: tuple[LogLine, ...]) -> str:
+    computed = [line.is_reproduced for line in lines if line.is_reproduced is not None]
     told = []
     if computed:
-        told.append(f"{computed - num_off} of {computed} numbers about the cache follow from the model's bytes")
+        told.append(f"{sum(computed)} of {len(computed)} numbers about the cache follow from the model's bytes")
     memory = next((line for line in lines if line.quantity == "KV cache memory"), None)
     tokens = next((line for line in lines if line.quantity in ("KV cache tokens", "blocks")), None)
     share = scene.pool / scene.room if scene.pool is not None and scene.room else None
     if share is None and memory is None and tokens is not None:
         share = tokens.ratio
-    if share is not None:
+    if memory is not None and memory.logged <= 0:
+        told.append("the engine had no memory left for a cache")
+    elif share is not None:
         told.append(f"the cache has {share:.0%} of the memory that the plan gives it")
     elif not scene.room:
         told.append("by the plan the weights leave no memory for a cache")

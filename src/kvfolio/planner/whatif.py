@@ -3,12 +3,24 @@
 Knows nothing of quality: how well such a model would answer is not arithmetic.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from kvfolio.planner.options import PlanOptions
 from kvfolio.planner.report import Plan, make_plan
-from kvfolio.spec.layers import FullAttention, LatentAttention, LayerKind, SlidingWindow
+from kvfolio.planner.sizes import parts_of
+from kvfolio.spec.layers import (
+    CombinedLayer,
+    CompressedSparse,
+    CrossAttention,
+    FullAttention,
+    LatentAttention,
+    LayerKind,
+    SingleKind,
+)
 from kvfolio.spec.model import ModelSpec
+from kvfolio.spec.token_layers import HeadLayer
 
 GROUPED_HEADS = 8
 # DeepSeek-V2 (arXiv 2405.04434, section 2.1.4): d_c = 4 head widths, d_R = half of one
@@ -28,7 +40,8 @@ class WhatIf:
 def what_if(spec: ModelSpec, options: PlanOptions) -> tuple[WhatIf, ...]:
     """The model as it is, as MHA, GQA-8, MQA and MLA, and in 16, 8, 6 and 4 bits.
 
-    Designs replace every layer that keeps keys and values per head or a latent; weights are left as they are.
+    Designs change every layer that attends to the text's own tokens (a window or index goes with a latent); states,
+    cross-attention and weights are left as they are. A model without attention has no other designs.
     """
     published = make_plan(spec, options)
     rows = [("as published", published)]
@@ -39,34 +52,40 @@ def what_if(spec: ModelSpec, options: PlanOptions) -> tuple[WhatIf, ...]:
 
 
 def _bodies(spec: ModelSpec) -> list[tuple[str, ModelSpec]]:
-    width = _head_width(spec)
+    width = next((_value_width(part) for kind in spec.layers for part in parts_of(kind) if _attends(part)), None)
     if width is None:
         return []
     heads = spec.num_q_heads
     latent = LatentAttention(_LATENT_HEADS * width, width // _ROPE_PART, heads, width + width // _ROPE_PART, width)
     bodies = [("MHA", heads), (f"GQA-{GROUPED_HEADS}", GROUPED_HEADS), ("MQA", 1)]
-    rows = [(name, _with_heads(spec, count, width)) for name, count in bodies if count <= heads]
-    return [*rows, ("MLA", replace(spec, layers=tuple(latent if _has_heads(kind) else kind for kind in spec.layers)))]
+    rows = [(name, _with_layers(spec, partial(_with_heads, count))) for name, count in bodies if count <= heads]
+    return [*rows, ("MLA", _with_layers(spec, lambda part: latent))]
 
 
-def _with_heads(spec: ModelSpec, count: int, width: int) -> ModelSpec:
+def _with_layers(spec: ModelSpec, change: Callable[[SingleKind], SingleKind]) -> ModelSpec:
+    """``spec`` with every memory that attends to the text's own tokens changed."""
+
     def changed(kind: LayerKind) -> LayerKind:
-        if isinstance(kind, FullAttention | SlidingWindow):
-            return replace(kind, num_kv_heads=count)
-        return FullAttention(count, width, width) if isinstance(kind, LatentAttention) else kind
+        parts = tuple(change(part) if _attends(part) else part for part in parts_of(kind))
+        return CombinedLayer(parts) if isinstance(kind, CombinedLayer) else parts[0]
 
     return replace(spec, layers=tuple(changed(kind) for kind in spec.layers))
 
 
-def _head_width(spec: ModelSpec) -> int | None:
-    """Numbers in one head's value, of the first layer that has heads."""
-    for kind in spec.layers:
-        if isinstance(kind, LatentAttention):
-            return kind.expanded_v_width
-        if isinstance(kind, FullAttention | SlidingWindow):
-            return kind.v_width
-    return None
+def _with_heads(count: int, part: SingleKind) -> SingleKind:
+    """The memory with so many key/value heads; a latent or compressed one becomes full attention."""
+    if isinstance(part, HeadLayer):
+        return replace(part, num_kv_heads=count)
+    width = _value_width(part)
+    return FullAttention(count, width, width)
 
 
-def _has_heads(kind: LayerKind) -> bool:
-    return isinstance(kind, FullAttention | SlidingWindow | LatentAttention)
+def _attends(part: SingleKind) -> bool:
+    return isinstance(part, HeadLayer | LatentAttention | CompressedSparse) and not isinstance(part, CrossAttention)
+
+
+def _value_width(part: SingleKind) -> int:
+    """Numbers in one head's value."""
+    if isinstance(part, LatentAttention):
+        return part.expanded_v_width
+    return part.v_width if isinstance(part, HeadLayer) else part.head_dim

@@ -22,8 +22,8 @@ _OTHER_BITS = {"F8_E8M0": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4, "BOOL": 8, "I8
 _BITS = _FLOAT_BITS | _FP8_BITS | _OTHER_BITS | {"I16": 16, "U16": 16, "I32": 32, "U32": 32, "I64": 64, "U64": 64}
 # What is stored beside the weights: scales of quantised ones, tables and masks that the network can make itself.
 _NO_WEIGHT = re.compile(r"_scale$|_scale_inv$|\.inv_freq$|\.masked_bias$|\.position_ids$")
-# Routed experts, numbered or fused; shared ones and those of an encoder are not among the experts that are counted.
-_EXPERTS = re.compile(r"^(?!.*shared)(?!(?:.*\.)?encoder\.)(?:.*\.)?experts\.(?:expert_)?(\d{1,9})?")
+# Routed experts, numbered or fused. Shared ones (shared_experts.) and those of an encoder are no match.
+_EXPERTS = re.compile(r"(?!(?:.*\.)?encoder\.)(?:.*\.)?experts\.(?:expert_)?(\d{1,9})?")
 _CAUSAL_MASK = re.compile(r"\.attn\.bias$")  # of GPT-2, four axes; elsewhere a bias of that name has one
 _PACKED_SHARE = 0.01  # bytes outside of plain and fp8 numbers from which weights count as packed
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
