@@ -23,34 +23,45 @@ verb = importlib.import_module("kvfolio.cli.devices")  # the package's own name 
 SRC = Path(verb.__file__ or "").parents[2]
 
 
+def app() -> typer.Typer:
+    alone = typer.Typer(pretty_exceptions_enable=False)
+    alone.command()(verb.devices)
+    return alone
+
+
 def run(*words: str) -> Result:
-    app = typer.Typer(pretty_exceptions_enable=False)
-    app.command()(verb.devices)
-    return CliRunner().invoke(app, list(words))
+    return CliRunner().invoke(app(), list(words))
 
 
 # ---- the table ------------------------------------------------------------------------------------------------------
 
 
-def test_the_table_names_both_units_of_memory() -> None:
+def test_the_table_names_both_units_of_memory_and_what_the_driver_shows_of_it() -> None:
     lines = run("h100-sxm").stdout.splitlines()
-    assert lines[0].split() == ["device", "GB", "GiB", "GB/s", "bf16", "fp8", "W"]
-    assert lines[1].split() == ["h100-sxm", "85.9", "80.0", "3350", "989", "1979", "700"]
+    assert lines[0].split() == ["device", "GB", "GiB", "driver", "GiB", "GB/s", "bf16", "fp8", "W"]
+    assert lines[1].split() == ["h100-sxm", "85.9", "80.0", "79.65", "3350", "989", "1979", "700"]
     assert "GB (10^9 bytes) and GiB (2^30)" in lines[2]
-    assert lines[3].startswith("h100-sxm: github:")  # of a few devices the source is shown
+    assert lines[4].startswith("h100-sxm: github:")  # of a few devices the source is shown
 
 
 def test_all_devices_are_listed_and_a_dash_is_what_is_not_known() -> None:
     result = run()
-    rows = [line.split() for line in result.stdout.splitlines()[1:-1]]
+    rows = [line.split() for line in result.stdout.splitlines()[1:-2]]
     assert [row[0] for row in rows] == [device.name for device in known_devices()]
-    assert ["epyc-7003-milan-socket", "-", "-", "204.8", "-", "-", "-"] in rows
+    assert ["epyc-7003-milan-socket", "-", "-", "-", "204.8", "-", "-", "-"] in rows
+
+
+def test_the_whole_table_fits_a_terminal_of_80_columns() -> None:
+    result = CliRunner(env={"COLUMNS": "80"}).invoke(app(), [])
+    assert "…" not in result.stdout
+    assert all(len(line.split()) == 8 for line in result.stdout.splitlines()[1:-2])
 
 
 def test_json_is_one_object_in_bytes() -> None:
     answer = json.loads(run("h100", "--json").stdout)
     assert [device["name"] for device in answer["devices"]] == ["h100-pcie", "h100-sxm", "h100-nvl"]
     assert answer["devices"][1]["memory_bytes"] == 85899345920
+    assert answer["devices"][1]["usable_bytes"] == 85520809984
     assert answer["devices"][1]["bandwidth_bytes_per_s"] == 3350000000000
     assert "profile" not in answer
 
@@ -128,9 +139,22 @@ def test_this_machine_is_measured_once_and_kept(
     assert "measuring" in capsys.readouterr().err
     assert (tmp_path / "kvfolio" / "machine.json").is_file()
     assert verb.this_device() == verb.device_of("This") == device
-    assert capsys.readouterr().err == ""
     assert measured == ["Test CPU, 2 cores"]
     assert (device.bandwidth_bytes_per_s, device.bf16_flops) == (10**9, 2e11)
+
+
+def test_a_kept_profile_is_used_with_a_word_on_its_date(
+    measured: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    verb.this_device()
+    assert "as measured on" not in capsys.readouterr().err  # just now
+    verb.this_device()
+    captured = capsys.readouterr()
+    assert captured.err == "this machine as measured on 2026-05-04; again: kvfolio devices this --refresh\n"
+    assert captured.out == ""  # where a plan's JSON goes
+    run("this")
+    verb.this_device(refresh=True)
+    assert "as measured on" not in capsys.readouterr().err
 
 
 def test_a_refresh_measures_again(measured: list[str]) -> None:

@@ -3,7 +3,9 @@
 Knows nothing of running engines: flags are held against the lists that each engine's documentation gives.
 """
 
+import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from kvfolio.planner.options import read_options
 from kvfolio.planner.report import make_plan
 from kvfolio.planner.sizes import vllm_bytes_at
 from kvfolio.spec.formats import F32, CacheFormat, parse_format
-from kvfolio.spec.layers import FullAttention, LatentAttention, LayerKind, RecurrentState, SlidingWindow
+from kvfolio.spec.layers import FullAttention, LatentAttention, LayerKind, NoCache, RecurrentState, SlidingWindow
 from kvfolio.spec.model import ModelSpec, WeightCount
 
 # The flags in use, as vLLM 0.33 (EngineArgs), SGLang 0.5 (server arguments) and llama-server (README) list them.
@@ -36,6 +38,7 @@ KNOWN = {
 }
 LLAMA = (FullAttention(8, 128, 128),) * 32
 WINDOWS = (SlidingWindow(8, 128, 128, 1024),) * 25 + (FullAttention(8, 128, 128),) * 5
+LATENTS = (LatentAttention(512, 64, 128, 192, 128),) * 61
 INDEXED = (LatentAttention(512, 64, 128, 192, 128, index_width=128, top_k=2048),) * 61
 STATES = (RecurrentState("mamba2", 100_000, F32, 0, F32),) * 8 + (FullAttention(8, 128, 128),) * 8
 
@@ -88,7 +91,58 @@ def test_a_reserve_becomes_a_smaller_share_and_is_never_rounded_up() -> None:
     options = read_options(device_memory=80 << 30, reserve=3 << 30, bandwidth="3TB", context="8k")
     for engine, name in (("vllm", "--gpu-memory-utilization"), ("sglang", "--mem-fraction-static")):
         share = float(flags_of(engine_flags(spec_of(), options, engine, "m"))[name])
-        assert 0.9 - 3 / 80 - 0.001 < share <= 0.9 - 3 / 80
+        assert 0.9 - 3 / 80 - 0.0001 < share <= 0.9 - 3 / 80
+
+
+@pytest.mark.parametrize(
+    ("engine", "name"), [("vllm", "--gpu-memory-utilization"), ("sglang", "--mem-fraction-static")]
+)
+def test_a_share_without_a_reserve_is_the_one_asked_for_and_none_is_0(engine: str, name: str) -> None:
+    def share(**given: object) -> str:
+        options = read_options(**({"context": 64, "weights_bytes": 1000} | given))  # type: ignore[arg-type]
+        return flags_of(engine_flags(spec_of((FullAttention(1, 1, 1),)), options, engine, "m"))[name]
+
+    for asked in (0.9, 0.95, 0.123456, 1.0):
+        assert float(share(utilisation=asked)) == asked
+    total = read_options().device.memory_bytes or 0
+    left = 50_000
+    tiny = share(utilisation=1.0, reserve=total - left, users=2)
+    assert 0 < float(tiny) <= left / total
+    assert "e" not in tiny
+
+
+def test_users_of_one_prefix_are_counted_with_it_held_once() -> None:
+    options = read_options(context="8k", mean_tokens="2k", prefix_tokens="2k")
+    text = engine_flags(spec_of(), options, "vllm", "m")
+    assert int(flags_of(text)["--max-num-seqs"]) == make_plan(spec_of(), options).users.paged
+    assert int(flags_of(text)["--max-num-seqs"]) > 10_000  # a block of 16 tokens each
+    assert "2,048 tokens, 2,032 of them one prefix of all, held once" in comments_of(text)
+
+
+def test_a_window_pool_is_a_share_of_tokens_that_count_a_prefix_once() -> None:
+    options = read_options(context="32k", users=10, in_flight=4096, mean_tokens=8192, prefix_tokens=4096)
+    ratio = float(flags_of(engine_flags(spec_of(WINDOWS), options, "sglang", "m"))["--swa-full-tokens-ratio"])
+    tokens = 10 * 8192 - 9 * 4096
+    assert (10 * 1024 + 4096) / tokens <= ratio < (10 * 1024 + 4096) / tokens + 0.001
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_model_without_a_cache_takes_the_users_that_are_named(engine: str) -> None:
+    options = read_options(context="8k", users=7, mean_tokens=100, prefix_tokens=50)
+    text = engine_flags(spec_of((NoCache(),) * 4), options, engine, "m")
+    assert "7" in flags_of(text).values()
+    assert "no cache bounds the number of users" in comments_of(text)
+
+
+def test_the_room_of_unequal_stages_is_passed_on_only_where_each_has_it() -> None:
+    uneven = (*(FullAttention(8, 128, 128),) * 11, *(SlidingWindow(8, 128, 128, 64),) * 22)
+    fits = read_options(context="32k", pipeline=3)
+    flags = flags_of(engine_flags(spec_of(uneven), fits, "vllm", "m"))
+    assert int(flags["--kv-cache-memory-bytes"]) == make_plan(spec_of(uneven), fits).device.kv_memory_bytes
+    # The stage of full layers has a layer fewer than others, and so more room than they have.
+    text = engine_flags(spec_of((*uneven[11:], SlidingWindow(8, 128, 128, 64), *uneven[:11])), fits, "vllm", "m")
+    assert "--kv-cache-memory-bytes" not in flags_of(text)
+    assert "a pipeline stage has less room" in comments_of(text)
 
 
 def test_llama_cpp_is_given_all_slots_together() -> None:
@@ -99,6 +153,15 @@ def test_llama_cpp_is_given_all_slots_together() -> None:
         engine_flags(spec_of(), read_options(context="8k", users=50, mean_tokens=1000), "llama.cpp", "m.gguf")
     )
     assert (shared["--ctx-size"], "--kv-unified" in shared) == ("50000", True)
+
+
+def test_llama_cpp_has_no_more_than_256_slots() -> None:
+    options = read_options(context=1024, mean_tokens=512)
+    plan, text = make_plan(spec_of(), options), engine_flags(spec_of(), options, "llama.cpp", "m.gguf")
+    assert plan.users.paged is not None and plan.users.paged > 256
+    assert (flags_of(text)["--parallel"], flags_of(text)["--ctx-size"]) == ("256", str(256 * 512))
+    assert f"llama.cpp has at most 256 slots: the plan has {plan.users.paged:,} users" in comments_of(text)
+    assert "at most" not in engine_flags(spec_of(), read_options(context=1024, users=256), "llama.cpp", "m.gguf")
 
 
 def test_llama_cpp_rounds_a_context_up_and_the_plan_with_it() -> None:
@@ -139,8 +202,8 @@ def test_a_format_is_called_as_the_engine_calls_it(engine: str, asked: str, flag
 @pytest.mark.parametrize(
     ("engine", "asked"),
     [
-        *(("vllm", name) for name in ("f32", "int6", "k8v4", "int4-g64", "fp8-mla")),
-        *(("sglang", name) for name in ("f32", "f16", "int8", "int4", "fp8-mla", "bf16/fp8")),
+        *(("vllm", name) for name in ("f32", "int6", "k8v4", "int4-g64")),
+        *(("sglang", name) for name in ("f32", "f16", "int8", "int4", "bf16/fp8")),
         *(("llama.cpp", name) for name in ("fp8", "int6", "int8-g64", "fp8-mla")),
     ],
 )
@@ -157,8 +220,74 @@ def test_latents_with_an_index_are_fp8_to_vllm_unless_it_is_told() -> None:
     assert flag("vllm") == flag("vllm", kv_format="bf16") == "bfloat16"
     assert flag("vllm", kv_format="fp8-mla") == "fp8_ds_mla"
     assert flag("sglang", kv_format="fp8-mla") == "fp8_e4m3"
-    with pytest.raises(OptionError, match="for latent layers"):
-        flag("vllm", kv_format="int8")
+    for name in ("int8", "f16"):
+        with pytest.raises(OptionError, match="auto, bf16, fp8, fp8-mla for latent layers with an index"):
+            flag("vllm", kv_format=name)
+
+
+def test_latents_without_an_index_have_no_format_of_their_own() -> None:
+    def text(engine: str, kv_format: str) -> str:
+        return engine_flags(spec_of(LATENTS), read_options(context="8k", kv_format=kv_format), engine, "m")
+
+    assert flags_of(text("vllm", "auto"))["--kv-cache-dtype"] == "auto"
+    assert flags_of(text("vllm", "fp8"))["--kv-cache-dtype"] == "fp8"
+    with pytest.raises(OptionError, match=r"in fp8-mla; --kv-format for it: auto, bf16, f16, fp8 \(its fp8-mla is"):
+        text("vllm", "fp8-mla")
+    with pytest.raises(OptionError, match="SGLang stores no cache in fp8-mla"):
+        text("sglang", "fp8-mla")
+    with pytest.raises(OptionError, match="vLLM stores no cache in int8"):
+        text("vllm", "int8")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_auto_is_said_to_follow_the_checkpoint(engine: str) -> None:
+    assert "auto follows the checkpoint" in comments_of(
+        engine_flags(spec_of(), read_options(context="8k"), engine, "m")
+    )
+    told = engine_flags(spec_of(), read_options(context="8k", kv_format="fp8"), engine, "m")
+    assert "auto follows" not in told
+
+
+@pytest.mark.parametrize(
+    ("num_q_heads", "kv_heads", "devices", "told"),
+    [
+        (32, (8,), 3, "32 attention heads cannot be cut into 3; vLLM takes 1, 2, 4, 8, 16 or 32"),
+        (12, (4,), 3, "12 attention heads with 4 key/value heads cannot be cut into 3; vLLM takes 1, 2, 4 or 12"),
+        (48, (8, 6), 4, "48 attention heads with 6 and 8 key/value heads cannot be cut into 4; vLLM takes 1, 2, 24 or"),
+        (9, (3,), 2, "9 attention heads cannot be cut into 2; vLLM takes 1, 3 or 9"),
+        (1, (1,), 2, "1 attention heads cannot be cut into 2; vLLM takes 1"),
+    ],
+)
+def test_heads_that_an_engine_cannot_cut_are_refused_with_the_counts_it_takes(
+    num_q_heads: int, kv_heads: tuple[int, ...], devices: int, told: str
+) -> None:
+    spec = replace(spec_of(tuple(FullAttention(heads, 128, 128) for heads in kv_heads)), num_q_heads=num_q_heads)
+    for engine, name in (("vllm", "vLLM"), ("sglang", "SGLang")):
+        with pytest.raises(OptionError, match=re.escape(told.replace("vLLM", name))):
+            engine_flags(spec, read_options(context="8k", devices=devices), engine, "m")
+
+
+def test_heads_that_are_copied_evenly_are_not_refused() -> None:
+    for layers in (LLAMA, LATENTS, STATES):
+        text = engine_flags(spec_of(layers), read_options(context="8k", devices=16), "vllm", "m")
+        assert flags_of(text)["--tensor-parallel-size"] == "16"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_weights_that_are_not_known_must_be_given(engine: str) -> None:
+    unknown = replace(spec_of(), weights=WeightCount(0, 0, 0, "config"))
+    with pytest.raises(OptionError, match=r"weights are not known.*give --weights-bytes"):
+        engine_flags(unknown, read_options(context="8k"), engine, "m")
+    assert engine_flags(unknown, read_options(context="8k", weights_bytes="16GB"), engine, "m")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_one_context_is_taken_and_one_that_nobody_gave_is_named(engine: str) -> None:
+    with pytest.raises(OptionError, match="--emit takes one --context; 2 were given"):
+        engine_flags(spec_of(), read_options(context="4k,8k"), engine, "m")
+    told = "no --context was given: 4,096 tokens are planned; --context says else"
+    assert told in comments_of(engine_flags(spec_of(), read_options(), engine, "m"))
+    assert "no --context" not in engine_flags(spec_of(), read_options(context="4k"), engine, "m")
 
 
 def test_vllm_says_how_many_whole_requests_it_starts_where_it_widens_windows() -> None:
@@ -167,6 +296,14 @@ def test_vllm_says_how_many_whole_requests_it_starts_where_it_widens_windows() -
     request = vllm_bytes_at(spec_of(WINDOWS), 32768, options.cache_format, 16, options.in_flight)
     assert f"vLLM counts {request:,} B for a request of 32,768 tokens" in comments_of(text)
     assert "vLLM counts" not in comments_of(engine_flags(spec_of(), read_options(context="32k"), "vllm", "m"))
+
+
+def test_a_request_for_which_vllm_would_not_start_is_refused() -> None:
+    narrow = (SlidingWindow(8, 128, 128, 64),) * 32
+    options = read_options(device_memory=18 << 30, bandwidth="1TB", context="32k", in_flight=16384)
+    assert engine_flags(spec_of(narrow), options, "sglang", "m")
+    with pytest.raises(BudgetError, match=r"for a request of 32,768 tokens and refuses to start with .* --in-flight"):
+        engine_flags(spec_of(narrow), options, "vllm", "m")
 
 
 def test_sglangs_window_pool_holds_every_users_window_and_one_chunk() -> None:
@@ -196,8 +333,9 @@ def test_a_plan_that_does_not_fit_is_refused_with_its_numbers(engine: str) -> No
         engine_flags(spec_of(), small, engine, "m")
     with pytest.raises(BudgetError, match=r"500 sequences of 8,192 tokens do not fit: 57 do in 57\.04 GiB"):
         engine_flags(spec_of(), read_options(context="8k", users=500), engine, "m")
-    with pytest.raises(BudgetError, match="1 sequences of 1,048,576 tokens do not fit: 0 do"):
-        engine_flags(spec_of(), read_options(context="1M"), engine, "m")
+    for mean in (None, 1000):  # one of them must fit whole, however short the others are
+        with pytest.raises(BudgetError, match=r"no sequence fits in 57\.04 GiB .*: one of 1,048,576 tokens takes 128"):
+            engine_flags(spec_of(), read_options(context="1M", mean_tokens=mean), engine, "m")  # type: ignore[arg-type]
 
 
 def test_an_unknown_engine_is_refused_with_those_there_are() -> None:

@@ -142,3 +142,9 @@ def test_advice_does_not_promise_what_the_plan_denies() -> None:
     sentence = advise(LLAMA, one, make_plan(LLAMA, one))[0]
     longest = int(sentence.rpartition("the longest that fits has ")[2].split(" ")[0].replace(",", ""))
     assert make_plan(LLAMA, replace(one, contexts=(longest,))).users.reserved == 1
+
+
+def test_a_format_for_latents_has_one_other_design() -> None:
+    options = read_options(context=4096, device="h100-sxm", devices=16, kv_format="fp8-mla")
+    names = [row.name for row in what_if(kvfolio.read_model("deepseek-v3"), options)]
+    assert names == ["as published", "MLA", "bf16", "int8", "int6", "int4"]

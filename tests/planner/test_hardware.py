@@ -70,9 +70,51 @@ def test_published_numbers(name: str, gib: int, bandwidth: float, bf16: float | 
     assert (device.bf16_flops, device.fp8_flops) == (bf16, fp8)
 
 
+@pytest.mark.parametrize(
+    ("name", "mib"),
+    [
+        ("l40s", 46068),
+        ("l4", 23034),
+        ("a10g", 22731),
+        ("t4", 15109),
+        ("v100-sxm-32gb", 32510),
+        ("a100-sxm-80gb", 81251),
+        ("a100-pcie-40gb", 40536),
+        ("h100-sxm", 81559),
+        ("h200-sxm", 143771),
+        ("b200-sxm", 183359),
+        ("rtx-5090", 32607),
+        ("mi300x", 196592),
+    ],
+)
+def test_what_the_driver_shows(name: str, mib: int) -> None:
+    assert find_device(name).usable_bytes == mib << 20
+
+
+def test_a_driver_never_shows_more_than_there_is_and_the_notes_have_its_figure() -> None:
+    shown = [device for device in devices() if device.usable_bytes is not None]
+    assert len(shown) > 50
+    for device in shown:
+        assert device.memory_bytes is not None and device.usable_bytes is not None, device.name
+        assert 0.91 * device.memory_bytes < device.usable_bytes <= device.memory_bytes, device.name  # T4: 0.922
+        figures = (f"{device.usable_bytes >> 20} MiB", f"{device.usable_bytes} B")
+        assert any(figure in device.notes for figure in figures), device.name
+        assert any(program in device.notes for program in ("nvidia-smi", "rocm-smi", "torch")), device.name
+
+
+@pytest.mark.parametrize("name", ["mi250", "mi250x"])
+def test_a_card_of_two_gpus_says_so_and_each_of_them_is_half_of_it(name: str) -> None:
+    card, half = find_device(name), find_device(f"{name}-gcd")
+    for field in ("memory_bytes", "bandwidth_bytes_per_s", "bf16_flops", "tdp_w"):
+        assert 2 * getattr(half, field) == getattr(card, field), field
+    assert half.source == card.source
+    assert half.name in card.notes
+    assert card.usable_bytes is None  # no driver shows the card
+
+
 def test_a_blank_is_unknown_and_not_zero() -> None:
     socket = find_device("epyc-9004-genoa-socket")
-    assert (socket.memory_bytes, socket.bf16_flops, socket.fp8_flops) == (None, None, None)
+    assert (socket.memory_bytes, socket.usable_bytes, socket.bf16_flops, socket.fp8_flops) == (None,) * 4
     assert socket.bandwidth_bytes_per_s == 12 * 4800 * 10**6 * 8  # channels x transfers x bytes
 
 
@@ -114,11 +156,55 @@ def test_a_device_is_found_the_way_people_write_it(given: str, meant: str) -> No
 
 
 @pytest.mark.parametrize(
+    ("printed", "meant"),
+    [  # torch.cuda.get_device_name, nvidia-smi, rocminfo; with dashes: the labels of Kubernetes nodes
+        ("Tesla T4", "t4"),
+        ("Tesla V100-SXM2-32GB", "v100-sxm-32gb"),
+        ("Tesla V100-PCIE-16GB", "v100-pcie-16gb"),
+        ("NVIDIA A10G", "a10g"),
+        ("NVIDIA L4", "l4"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA RTX A6000", "rtx-a6000"),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"),
+        ("NVIDIA A100-PCIE-40GB", "a100-pcie-40gb"),
+        ("NVIDIA A100 80GB PCIe", "a100-pcie-80gb"),
+        ("NVIDIA A100-SXM4-80GB", "a100-sxm-80gb"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),  # the PCIe card has HBM2e, the NVL 94 GB
+        ("NVIDIA-H100-80GB-HBM3", "h100-sxm"),
+        ("NVIDIA H100 80GB HBM2e", "h100-pcie"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA H100 NVL", "h100-nvl"),
+        ("NVIDIA H20", "h20-96gb"),
+        ("NVIDIA H200", "h200-sxm"),
+        ("NVIDIA H200 NVL", "h200-nvl"),
+        ("NVIDIA GH200 480GB", "gh200-96gb"),
+        ("NVIDIA B200", "b200-sxm"),
+        ("NVIDIA B300 SXM6 AC", "b300-sxm"),
+        ("NVIDIA GB200", "gb200-per-gpu"),
+        ("NVIDIA GB10", "gb10-dgx-spark"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "rtx-pro-6000-blackwell-workstation"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000-blackwell-server"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("NVIDIA GeForce RTX 5070 Ti", "rtx-5070-ti"),
+        ("AMD Instinct MI210", "mi210"),
+        ("AMD Instinct MI300X", "mi300x"),
+        ("AMD Instinct MI300X OAM", "mi300x"),
+        ("AMD Radeon RX 7900 XTX", "rx-7900-xtx"),
+    ],
+)
+def test_a_device_is_found_by_the_name_that_its_driver_prints(printed: str, meant: str) -> None:
+    assert find_device(printed).name == meant
+
+
+@pytest.mark.parametrize(
     ("given", "candidates"),
     [
         ("h100", ["h100-pcie", "h100-sxm", "h100-nvl"]),
         ("a100-80gb", ["a100-pcie-80gb", "a100-sxm-80gb"]),
         ("mi300", ["mi300a", "mi300x"]),
+        ("h200", ["h200-sxm", "h200-nvl"]),  # only the driver's full name says that it is no NVL
+        ("AMD Instinct MI250X", ["mi250x", "mi250x-gcd"]),  # a product's name, and what software calls half of it
+        ("AMD Instinct MI250X / MI250", ["mi250-gcd", "mi250x-gcd"]),
         ("m4 max", ["apple-m4-max-32c", "apple-m4-max-40c"]),
         ("rtx pro 6000", ["rtx-pro-6000-blackwell-server", "rtx-pro-6000-blackwell-workstation"]),
     ],
@@ -142,6 +228,8 @@ def test_a_long_list_of_candidates_is_cut_and_says_so() -> None:
         ("rx 9070", "rx-9070-xt"),  # never the XT
         ("rtx 6000", "rtx-6000-ada"),  # never the Ada
         ("GeForce RTX 4090 Laptop GPU", "rtx-4090"),  # never the desktop's
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "rtx-pro-6000-blackwell-workstation"),
+        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", "a100-sxm-80gb"),  # never a whole one
         ("gaudi4", "gaudi3-oam"),
     ],
 )
@@ -152,9 +240,15 @@ def test_an_unknown_device_is_refused_with_the_nearest_names(given: str, near: s
     assert "see: kvfolio devices" in str(caught.value)
 
 
-@pytest.mark.parametrize("given", ["", "  ", "-", "nvidia", "abacus", "AMD L40S"])
+@pytest.mark.parametrize("given", ["", "  ", "-", "nvidia", "Tesla", "abacus", "AMD L40S"])
 def test_what_names_nothing_is_refused(given: str) -> None:
     with pytest.raises(OptionError, match="see: kvfolio devices"):
+        find_device(given)
+
+
+@pytest.mark.parametrize("given", ["this", " This "])
+def test_this_machine_is_not_in_the_table_and_the_refusal_says_who_measures_it(given: str) -> None:
+    with pytest.raises(OptionError, match=r"kvfolio plan --device this.*measure_machine.*device_from_profile"):
         find_device(given)
 
 

@@ -109,7 +109,7 @@ def test_the_measured_run_on_an_rtx_4090_has_the_tokens_that_its_memory_holds() 
     room = 25_250_627_584 * 9 // 10 - 16_060_522_496
     assert line_of(report, "KV cache tokens").planned == room // 131072
     assert line_of(report, "blocks").ratio == pytest.approx(2588 * 16 * 131072 / room)
-    assert "5.05 GiB" in line_of(report, "blocks").explanation
+    assert "5.05 GiB (a token of all layers)" in line_of(report, "blocks").explanation
     assert "81% of the memory" in report.verdict
 
 

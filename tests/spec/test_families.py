@@ -417,3 +417,11 @@ def test_a_class_that_stores_more_heads_than_the_weights_have_is_named() -> None
     spec = spec_from_config(config, "falcon-40b")
     assert spec.layers[0].num_kv_heads == 8
     assert any("transformers stores 128, 16 times the bytes" in note for note in spec.assumptions)
+
+
+def test_a_checkpoint_that_asks_for_a_smaller_cache_is_heard() -> None:
+    config: dict[str, object] = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "vocab_size": 100}
+    config |= {"num_attention_heads": 4, "quantization_config": {"kv_cache_scheme": {"num_bits": 8, "type": "float"}}}
+    assert any("asks for its own cache format" in note for note in spec_from_config(config, "toy").assumptions)
+    config["quantization_config"] = {"kv_cache_scheme": None}
+    assert not any("cache format" in note for note in spec_from_config(config, "toy").assumptions)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvfolio.errors import OptionError
+
 if TYPE_CHECKING:
     from kvfolio.engine.llm import LLM
 
@@ -36,7 +38,12 @@ def printable(text: str) -> str:
 
 
 def load(model: str | None, **options: Any) -> "LLM":
-    from kvfolio.engine.llm import LLM
+    try:
+        from kvfolio.engine.llm import LLM
+    except ModuleNotFoundError as error:
+        raise OptionError(
+            f"running a model needs {error.name}, which is not installed: pip install 'kvfolio[run]'"
+        ) from error
 
     with _progress() as on_progress:
         return LLM(model, on_progress=on_progress, **options)

@@ -102,7 +102,7 @@ def plan(
     elif html is not None:
         from kvfolio.planner.page import write_page
 
-        write_page(specs, options, html)
+        write_page(specs, options, html, models)
         print(f"wrote {html}: open it in a browser", file=sys.stderr)
     elif emit is not None:
         from kvfolio.planner.emit import engine_flags
@@ -145,7 +145,7 @@ def _options(given: dict[str, Any]) -> PlanOptions:
 
 def find_named_device(name: str | None) -> Any:
     """A name for the table, or this machine, measured."""
-    if name != "this":
+    if name is None or name.lower() != "this":
         return name
     from kvfolio.cli.devices import this_device
 

@@ -103,6 +103,11 @@ def _blank_or(kind: Callable[[str], T], text: str) -> T | None:
 # ---- finding one ----------------------------------------------------------------------------------------------------
 
 
+def nominal_bytes(name: str) -> int | None:
+    """What the table says of the memory of the device called exactly ``name``; None for one that it has not."""
+    return next((device.memory_bytes for device in devices() if device.name == name), None)
+
+
 def find_device(name: str) -> Device:
     """The device called ``name``: in full, as a driver prints it, or by any words of its name that fit no other.
 

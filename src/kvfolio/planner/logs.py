@@ -175,7 +175,7 @@ def _tell_computed(scene: Scene, found: Found) -> tuple[float | None, str]:
 def _tell_against_plan(scene: Scene, found: Found) -> tuple[float | None, str]:
     """Tokens or blocks of a log that does not say how much memory they take."""
     candidates = list(arithmetic.per_token(scene.spec, scene.fmt))
-    each, assumption = candidates[0 if scene.facts.engine == "sglang" or candidates[0] == candidates[1] else 1]
+    each, assumption = candidates[0 if scene.facts.engine == "sglang" or candidates[0][0] == candidates[1][0] else 1]
     unit = scene.block if found.quantity == "blocks" else 1
     if not each:
         return None, "this model keeps no cache that grows with the text"

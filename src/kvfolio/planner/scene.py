@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 
 from kvfolio.errors import OptionError
 from kvfolio.planner import capacity
+from kvfolio.planner.hardware import Device, nominal_bytes
 from kvfolio.planner.options import PlanOptions
 from kvfolio.planner.parallel import DeviceShare, device_shares, fullest
 from kvfolio.planner.steptime import Speeds, StepTime, prefill_time, step_time
 from kvfolio.spec.formats import CacheFormat
 from kvfolio.spec.layers import CombinedLayer, CrossAttention, LatentAttention, LayerKind
 from kvfolio.spec.model import ModelSpec
+from kvfolio.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ def make_scene(spec: ModelSpec, options: PlanOptions, notes: list[str], kv_memor
     shares = device_shares(spec, weights_bytes, options.devices, options.pipeline)
     notes += shares[0].notes
     device = options.device
+    _note_driver(device, notes)
     usable = int((device.memory_bytes or 0) * options.utilisation) - options.reserve
     speeds = None
     if not weights_bytes:
@@ -115,6 +118,16 @@ def _check_fits_model(spec: ModelSpec, options: PlanOptions, fmt: CacheFormat, n
     is_open = any(isinstance(part, CrossAttention) and not part.encoder_tokens for part in parts)
     if options.encoder_tokens and not is_open:
         notes.append("encoder_tokens has no effect: no layer's length is left to an encoder's input")
+
+
+def _note_driver(device: Device, notes: list[str]) -> None:
+    """Vendors sell 24 GB and drivers show less; which of the two is counted is said."""
+    shown, memory = device.usable_bytes, device.memory_bytes
+    if shown is not None and memory is not None and shown < memory == nominal_bytes(device.name):
+        notes.append(
+            f"{device.name} is counted with its {format_bytes(memory)}; its driver shows {format_bytes(shown)}: "
+            f"--device-memory {shown} counts that"
+        )
 
 
 def with_encoder(spec: ModelSpec, encoder_tokens: int) -> ModelSpec:

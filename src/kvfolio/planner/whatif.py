@@ -41,11 +41,13 @@ def what_if(spec: ModelSpec, options: PlanOptions) -> tuple[WhatIf, ...]:
     """The model as it is, as MHA, GQA-8, MQA and MLA, and in 16, 8, 6 and 4 bits.
 
     Designs change every layer that attends to the text's own tokens (a window or index goes with a latent); states,
-    cross-attention and weights are left as they are. A model without attention has no other designs.
+    cross-attention and weights are left as they are. A model without attention has no other designs; in a format for
+    latents only, MLA is the one other design.
     """
     published = make_plan(spec, options)
     rows = [("as published", published)]
-    rows += [(name, make_plan(body, options)) for name, body in _bodies(spec)]
+    latents_only = options.cache_format.rope is not None
+    rows += [(name, make_plan(body, options)) for name, body in _bodies(spec) if name == "MLA" or not latents_only]
     rows += [(fmt, make_plan(spec, replace(options, kv_format=fmt))) for fmt in FORMATS]
     base = published.contexts[0].bytes
     return tuple(WhatIf(name, plan, plan.contexts[0].bytes / base if base else 1.0) for name, plan in rows)

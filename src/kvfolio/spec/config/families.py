@@ -74,6 +74,7 @@ def spec_from_config(config: Mapping[str, object], name: str) -> ModelSpec:
     if defaults is None and model_type not in REMOTE:
         _refuse_unread(fields, model_type)
     _note_repeated_heads(fields, layers, q_heads)
+    _note_stored_format(root)
     return ModelSpec(
         name=name,
         model_type=model_type,
@@ -95,6 +96,15 @@ def _note_repeated_heads(fields: Fields, layers: tuple[LayerKind, ...], num_q_he
             f"{heads_held} key/value heads are counted, as the weights have them; transformers stores {num_q_heads}, "
             f"{num_q_heads // heads_held} times the bytes"
         )
+
+
+def _note_stored_format(root: Fields) -> None:
+    """A quantised checkpoint may ask engines for a smaller cache; how a cache is stored is the plan's choice."""
+    packed = root.child("quantization_config")
+    for name in ("kv_cache_scheme", "kv_cache_quant_algo"):
+        asked = None if packed is None else packed.get(name)
+        if asked:
+            root.note(f"the checkpoint asks for its own cache format ({name} {show(asked)}); --kv-format decides here")
 
 
 def _weights(fields: Fields, root: Fields, layers: tuple[LayerKind, ...], model_type: str) -> WeightCount:
