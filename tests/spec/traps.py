@@ -86,6 +86,12 @@ HEADS = {
         0,
         122_880,
     ),
+    "one head by its type, under the name of GPT-2": Trap(
+        {"model_type": "gpt2", "n_layer": 24, "n_embd": 2048, "n_head": 16, "attention_head_type": "multiquery"},
+        12_288,
+        0,
+        12_288,
+    ),
     "groups of chatglm": Trap(
         {
             "model_type": "chatglm",

@@ -60,6 +60,8 @@ def num_kv_heads(fields: Fields, q_heads: int) -> int:
         return fields.integer("n_head_kv", high=MAX_HEADS)
     if fields.get("n_head_kv") is not None and fields.usual_of != "falcon":  # Falcon before transformers took it in
         return fields.integer("n_head_kv", high=MAX_HEADS)
+    if fields.get("attention_head_type") == "multiquery":  # SantaCoder, under GPT-2's model_type
+        return 1
     # Falcon: the new architecture has num_kv_heads; in the old one the flag decides and num_kv_heads is not read
     if not fields.flag("new_decoder_architecture", False) and fields.flag("multi_query", False):
         return 1

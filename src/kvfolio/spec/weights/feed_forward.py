@@ -207,6 +207,8 @@ def _dense_widths(fields: Fields, layers: tuple[LayerKind, ...], hidden: int, ki
         return shared or (0,) * count
     if kind == "openelm":
         return _multiplied(fields, hidden, count)
+    if kind == "hf_olmo" and fields.get("mlp_hidden_size") is not None:  # both halves of the gated product together
+        return (fields.integer("mlp_hidden_size") // 2,) * count
     names: tuple[str, ...] = ("intermediate_size_mlp",) if kind == "llama4" else _DENSE_WIDTH
     if kind == "whisper" and fields.get("decoder_ffn_dim") is None:
         fields.note("decoder_ffn_dim is absent: four times d_model assumed, as in every published Whisper")
