@@ -74,7 +74,7 @@ def test_the_walk_sees(module: str, source: str) -> None:
         ("kvfolio.cache.ledger", "from .blocks import Block\nfrom ..spec.layers import LayerKind"),
         ("kvfolio.kernels.ops", "from kvfolio.spec.formats import Format\nfrom kvfolio.spec import formats"),
         ("kvfolio.kernels.native", "from kvfolio.kernels import _native"),
-        ("kvfolio.planner.figures", "import plotly.graph_objects"),
+        ("kvfolio.planner.page.figures", "import plotly.graph_objects"),
         (
             "kvfolio.cli",
             "from kvfolio import plan\ndef run():\n    from kvfolio import LLM\n    import kvfolio.engine",

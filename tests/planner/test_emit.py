@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvfolio.errors import BudgetError, OptionError
-from kvfolio.planner.emit import ENGINES, engine_flags
+from kvfolio.planner.engines.emit import ENGINES, engine_flags
 from kvfolio.planner.options import read_options
 from kvfolio.planner.report import make_plan
 from kvfolio.planner.sizes import vllm_bytes_at

@@ -14,11 +14,11 @@ import pytest
 
 from kvfolio.errors import OptionError
 from kvfolio.planner import capacity, sizes
-from kvfolio.planner.figures import PLOTS, plotly_script
-from kvfolio.planner.grids import COUNTS, DEVICES, FORMATS, make_grid
 from kvfolio.planner.hardware import Device, devices, find_device
 from kvfolio.planner.options import PlanOptions, read_options
-from kvfolio.planner.page import FILES
+from kvfolio.planner.page.figures import PLOTS, plotly_script
+from kvfolio.planner.page.grids import COUNTS, DEVICES, FORMATS, make_grid
+from kvfolio.planner.page.page import FILES
 from kvfolio.planner.parallel import device_shares
 from kvfolio.planner.report import Plan, make_plan
 from kvfolio.planner.steptime import Speeds, step_time
@@ -67,7 +67,7 @@ def grid_of(spec: ModelSpec, options: PlanOptions = OPTIONS) -> dict[str, Any]:
     return read
 
 
-# ---- the page's formulas once more, in Python (page_files/formulas.js) -----------------------------------------------
+# ---- the page's formulas once more, in Python (files/formulas.js) -----------------------------------------------
 
 
 def cache_memory(device: dict[str, Any], share: dict[str, Any]) -> int:

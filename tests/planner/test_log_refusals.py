@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvfolio.errors import OptionError
-from kvfolio.planner.logs import explain_log, read_log
+from kvfolio.planner.engines.logs import explain_log, read_log
 from kvfolio.planner.options import read_options
 from kvfolio.spec.layers import FullAttention, SlidingWindow
 from kvfolio.spec.model import ModelSpec, WeightCount

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfolio.planner.logs import LogLine, LogReport, explain_log
+from kvfolio.planner.engines.logs import LogLine, LogReport, explain_log
 from kvfolio.planner.options import PlanOptions, read_options
 from kvfolio.spec.formats import BF16, F32
 from kvfolio.spec.layers import FullAttention, LatentAttention, LayerKind, RecurrentState, SlidingWindow

@@ -17,11 +17,11 @@ import pytest
 
 from kvfolio.cli import main
 from kvfolio.errors import OptionError
-from kvfolio.planner.figures import PLOTS
-from kvfolio.planner.grids import make_grid
 from kvfolio.planner.hardware import Device
 from kvfolio.planner.options import PlanOptions, read_options
-from kvfolio.planner.page import FILES, SCRIPTS, page_text, write_page
+from kvfolio.planner.page.figures import PLOTS
+from kvfolio.planner.page.grids import make_grid
+from kvfolio.planner.page.page import FILES, SCRIPTS, page_text, write_page
 from kvfolio.planner.report import make_plan
 from kvfolio.spec.formats import BF16, F32
 from kvfolio.spec.layers import FullAttention, LatentAttention, LayerKind, NoCache, RecurrentState, SlidingWindow

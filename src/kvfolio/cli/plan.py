@@ -100,12 +100,12 @@ def plan(
     if what_if:
         _show_what_if(specs, options, as_json)
     elif html is not None:
-        from kvfolio.planner.page import write_page
+        from kvfolio.planner.page.page import write_page
 
         write_page(specs, options, html, models)
         print(f"wrote {html}: open it in a browser", file=sys.stderr)
     elif emit is not None:
-        from kvfolio.planner.emit import engine_flags
+        from kvfolio.planner.engines.emit import engine_flags
 
         for spec, name in zip(specs, models, strict=True):
             print(engine_flags(spec, options, emit, name))

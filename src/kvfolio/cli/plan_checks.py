@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvfolio.errors import OptionError
-from kvfolio.planner.logs import LogLine, explain_log, read_log
+from kvfolio.planner.engines.logs import LogLine, explain_log, read_log
 from kvfolio.planner.options import PlanOptions
 from kvfolio.units import format_bytes
 

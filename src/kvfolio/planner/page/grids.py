@@ -1,6 +1,6 @@
 """Every number that the HTML page can show, counted once: tables over context, users, format, devices and models.
 
-Knows nothing of how they are drawn. The page looks numbers up and joins them by ``page_files/formulas.js`` alone:
+Knows nothing of how they are drawn. The page looks numbers up and joins them by ``files/formulas.js`` alone:
 users = ⌊memory / bytes⌋, time = max(bytes / bandwidth, FLOPs / peak). Fields become the keys of the page's JSON.
 """
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from kvfolio.planner import sizes
-from kvfolio.planner.log_lines import LogFacts
+from kvfolio.planner.engines.log_lines import LogFacts
 from kvfolio.planner.options import PlanOptions
 from kvfolio.planner.parallel import DeviceShare, device_shares, fullest
 from kvfolio.planner.scene import published_weights_bytes

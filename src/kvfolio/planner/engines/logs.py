@@ -10,10 +10,10 @@ from pathlib import Path
 from stat import S_ISREG
 
 from kvfolio.errors import OptionError
-from kvfolio.planner import log_arithmetic as arithmetic
 from kvfolio.planner import sizes
-from kvfolio.planner.log_arithmetic import Guess, Scene
-from kvfolio.planner.log_lines import GIB, LOOKED_FOR, Found, read_lines
+from kvfolio.planner.engines import log_arithmetic as arithmetic
+from kvfolio.planner.engines.log_arithmetic import Guess, Scene
+from kvfolio.planner.engines.log_lines import GIB, LOOKED_FOR, Found, read_lines
 from kvfolio.planner.options import PlanOptions
 from kvfolio.spec.model import ModelSpec
 from kvfolio.units import format_bytes

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvfolio.errors import BudgetError, OptionError
 from kvfolio.planner import sizes
-from kvfolio.planner.emit_job import Job, check_heads, make_job, model_name, written
+from kvfolio.planner.engines.job import Job, check_heads, make_job, model_name, written
 from kvfolio.planner.memory import DEFAULT_BLOCK_TOKENS
 from kvfolio.planner.options import PlanOptions
 from kvfolio.spec.layers import RecurrentState

@@ -1,6 +1,6 @@
 """The HTML page of a plan: one file with its numbers, its plots and their script, which needs no network.
 
-Knows nothing of formulas: ``grids`` counts, ``figures`` names the plots, ``page_files`` has the page's own script and
+Knows nothing of formulas: ``grids`` counts, ``figures`` names the plots, ``files`` has the page's own script and
 style. Whatever a user or a file may have named is escaped here.
 """
 
@@ -16,14 +16,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from kvfolio.errors import OptionError
-from kvfolio.planner.figures import PLOTS, Plot, plotly_script
-from kvfolio.planner.grids import DeviceRow, make_grid
 from kvfolio.planner.options import PlanOptions
+from kvfolio.planner.page.figures import PLOTS, Plot, plotly_script
+from kvfolio.planner.page.grids import DeviceRow, make_grid
 from kvfolio.planner.report import LayerReport, Plan, make_plan
 from kvfolio.spec.model import ModelSpec
 from kvfolio.units import format_bytes, format_count, format_decimal_bytes
 
-FILES = Path(__file__).with_name("page_files")
+FILES = Path(__file__).with_name("files")
 SCRIPTS = ("formulas.js", "words.js", "plots.js", "page.js")  # in the order in which they need each other
 
 _TILES = (

@@ -1,6 +1,6 @@
 """The plots of the HTML page: plotly's script, and of each plot its words, its height and its axes with their units.
 
-Knows nothing of models or numbers: the page fills traces in as its controls move (``page_files/plots.js``). plotly is
+Knows nothing of models or numbers: the page fills traces in as its controls move (``files/plots.js``). plotly is
 asked for only when a page is written.
 """
 
