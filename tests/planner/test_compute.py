@@ -10,7 +10,6 @@ from kvfolio.planner.compute import (
     cache_bytes_read,
     decode_flops,
     textbook_flops,
-    tokens_read,
     weight_bytes,
     weight_bytes_read,
     weight_flops,
@@ -27,6 +26,11 @@ def model(*, tied: bool = False, num_params: int = 1000) -> RunnableSpec:
     network = Network(8, 4, 16, 50, 1e-5, "silu", 1.0, tie_embeddings=tied)
     layers = (FullAttention(2, 6, 10), SlidingWindow(2, 6, 10, 3), FullAttention(2, 6, 10))
     return runnable(layers, network, max_context=64, dtype="bf16", num_params=num_params)
+
+
+def tokens_read(spec: RunnableSpec, layer: int, position: int) -> int:
+    """Tokens that a query at ``position`` reads in ``layer``, its own included."""
+    return position + 1 - spec.layers[layer].first_token_needed(position)
 
 
 def counted_attention(spec: RunnableSpec, position: int) -> int:

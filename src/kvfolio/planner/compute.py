@@ -10,18 +10,9 @@ from kvfolio.spec.formats import CacheFormat, find_format
 from kvfolio.spec.model import LayerGroup, RunnableSpec
 
 
-def tokens_read(spec: RunnableSpec, layer: int, position: int) -> int:
-    """Tokens that a query at ``position`` reads in ``layer``, its own included."""
-    return position + 1 - spec.layers[layer].first_token_needed(position)
-
-
 def attention_flops(spec: RunnableSpec, position: int) -> int:
     """FLOPs of q·k and p·v of one token at ``position``, all layers: 2 (k_width + v_width) a head and token read."""
-    heads = spec.network.num_q_heads
-    return sum(
-        2 * heads * (kind.k_width + kind.v_width) * tokens_read(spec, layer, position)
-        for layer, kind in enumerate(spec.layers)
-    )
+    return sum(count * kind.attention_flops_at(position + 1, spec.num_q_heads) for kind, count in spec.kinds())
 
 
 def weight_flops(spec: RunnableSpec) -> int:
@@ -85,7 +76,4 @@ def weight_bytes_read(spec: RunnableSpec, dtype: str) -> int:
 
 def cache_bytes_read(groups: tuple[LayerGroup, ...], fmt: CacheFormat, position: int) -> int:
     """Bytes of cache that a decode step at ``position`` reads in all ``groups``, in the storage format."""
-    return sum(
-        group.num_layers * group.layer_bytes_per_token(fmt) * (position + 1 - group.kind.first_token_needed(position))
-        for group in groups
-    )
+    return sum(group.num_layers * group.kind.bytes_read_at(position + 1, fmt) for group in groups)
