@@ -11,7 +11,6 @@ from kvfolio.engine.measured import MeasuredCache, MeasuredLayer
 from kvfolio.errors import OptionError, UnknownModelError
 from kvfolio.spec.formats import BF16, F16, F32, CacheFormat
 from kvfolio.spec.layers import (
-    CombinedLayer,
     CompressedSparse,
     CrossAttention,
     FullAttention,
@@ -20,6 +19,7 @@ from kvfolio.spec.layers import (
     LayerMemory,
     NoCache,
     RecurrentState,
+    parts_of,
 )
 from kvfolio.spec.model import ModelSpec
 
@@ -108,7 +108,7 @@ def verify(spec: ModelSpec, config: Mapping[str, object], num_tokens: int) -> Ve
         from kvfolio.engine.meta_cache import measure_cache
     except ImportError as error:
         raise OptionError(f"verify needs torch and transformers ({error}); pip install 'kvfolio[run]'") from error
-    parts = [part for layer in spec.layers for part in _parts(layer)]
+    parts = [part for layer in spec.layers for part in parts_of(layer)]
     if any(isinstance(part, RecurrentState) and part.mechanism in _LOOPS for part in parts):
         num_tokens = min(num_tokens, _LOOP_TOKENS)
     try:
@@ -138,10 +138,6 @@ def check_layers(spec: ModelSpec, measured: MeasuredCache) -> tuple[LayerCheck, 
     return tuple(checks)
 
 
-def _parts(layer: LayerKind) -> tuple[LayerKind, ...]:
-    return layer.parts if isinstance(layer, CombinedLayer) else (layer,)
-
-
 class _Check:
     """One layer's comparison, one kind of memory after the other."""
 
@@ -151,7 +147,7 @@ class _Check:
         self._differences: list[Difference] = []
 
     def outcome(self) -> LayerCheck:
-        parts = _parts(self._planned)
+        parts = parts_of(self._planned)
         states = [part for part in parts if isinstance(part, RecurrentState)]
         crosses = [part for part in parts if isinstance(part, CrossAttention)]
         tokens = [part for part in parts if not isinstance(part, RecurrentState | CrossAttention)]

@@ -5,8 +5,9 @@ Knows nothing of devices or speeds: it is handed bytes.
 
 from collections.abc import Callable
 
-from kvfolio.planner.sizes import bytes_at, parts_of, rounded_up
+from kvfolio.planner.sizes import bytes_at, rounded_up
 from kvfolio.spec.formats import CacheFormat
+from kvfolio.spec.layers import parts_of
 from kvfolio.spec.model import ModelSpec
 
 LONGEST = 1 << 40  # tokens; where a search ends for models whose cache does not grow

@@ -11,16 +11,17 @@ from dataclasses import dataclass, replace
 
 from kvfolio.errors import OptionError
 from kvfolio.spec.layers import (
-    BlockSparse,
-    ChunkedAttention,
-    CombinedLayer,
-    CrossAttention,
+    CompressedSparse,
     FullAttention,
+    HeadLayer,
+    LatentAttention,
     LayerKind,
     RecurrentState,
     SharedCache,
     SingleKind,
     SlidingWindow,
+    parts_of,
+    with_parts,
 )
 from kvfolio.spec.model import ModelSpec
 
@@ -47,7 +48,7 @@ def device_shares(spec: ModelSpec, weights_bytes: int, tensor: int, pipeline: in
         raise OptionError(f"{tensor} · {pipeline} devices; at least 1 of each kind of parallelism")
     if pipeline > len(spec.layers):
         raise OptionError(f"{pipeline} pipeline stages for {len(spec.layers)} layers; at most one a layer")
-    cut = {kind: _cut(kind, tensor) for kind in dict.fromkeys(spec.layers)}
+    cut = {kind: with_parts(kind, lambda part: _cut(part, tensor)) for kind, _ in spec.kinds()}
     layers = tuple(cut[kind] for kind in spec.layers)
     heads, notes = -(-spec.num_q_heads // tensor), tuple(_notes(spec, tensor))
     stages = Counter(tuple(sorted(Counter(stage).items(), key=repr)) for stage in _stages(layers, pipeline))
@@ -73,42 +74,31 @@ def _stages(layers: tuple[LayerKind, ...], pipeline: int) -> list[tuple[LayerKin
     return [layers[start:end] for start, end in itertools.pairwise(ends)]
 
 
-def _cut(kind: LayerKind, tensor: int) -> LayerKind:
-    if isinstance(kind, CombinedLayer):
-        return CombinedLayer(tuple(_cut_single(part, tensor) for part in kind.parts))
-    return _cut_single(kind, tensor)
-
-
-def _cut_single(kind: SingleKind, tensor: int) -> SingleKind:
-    if isinstance(kind, FullAttention | SlidingWindow | ChunkedAttention | BlockSparse | CrossAttention):
-        return replace(kind, num_kv_heads=-(-kind.num_kv_heads // tensor))
-    if isinstance(kind, RecurrentState):
-        return replace(
-            kind,
-            state_numbers=-(-kind.state_numbers // tensor),
-            conv_numbers=-(-kind.conv_numbers // tensor),
-        )
-    if isinstance(kind, SharedCache):
-        source = kind.source
-        if isinstance(source, FullAttention | SlidingWindow):
-            return SharedCache(replace(source, num_kv_heads=-(-source.num_kv_heads // tensor)))
-    return kind
+def _cut(part: SingleKind, tensor: int) -> SingleKind:
+    """What one device keeps of a memory: heads and states are divided, a latent is whole on each."""
+    if isinstance(part, HeadLayer):
+        return replace(part, num_kv_heads=-(-part.num_kv_heads // tensor))
+    if isinstance(part, RecurrentState):
+        numbers = -(-part.state_numbers // tensor)
+        return replace(part, state_numbers=numbers, conv_numbers=-(-part.conv_numbers // tensor))
+    if isinstance(part, SharedCache) and isinstance(part.source, FullAttention | SlidingWindow):
+        return SharedCache(replace(part.source, num_kv_heads=-(-part.source.num_kv_heads // tensor)))
+    return part
 
 
 def _notes(spec: ModelSpec, tensor: int) -> list[str]:
     if tensor == 1:
         return []
     notes = []
-    heads = {kind.num_kv_heads for kind in spec.layers if isinstance(kind, FullAttention | SlidingWindow)}
-    for count in sorted(heads):
+    parts = [part for kind, _ in spec.kinds() for part in parts_of(kind)]
+    for count in sorted({part.num_kv_heads for part in parts if isinstance(part, HeadLayer)}):
         if count < tensor:
             copies = -(-tensor // count)
             notes.append(f"{count} key/value heads on {tensor} devices: each is stored {copies} times")
         elif count % tensor:
-            notes.append(
-                f"{count} key/value heads do not divide into {tensor} devices: counted as {-(-count // tensor)}"
-            )
-    if any(kind.kind.startswith(("latent", "compressed")) for kind in spec.layers):
+            each = -(-count // tensor)
+            notes.append(f"{count} key/value heads do not divide into {tensor} devices: counted as {each}")
+    if any(isinstance(part, LatentAttention | CompressedSparse) for part in parts):
         notes.append(f"latent layers are stored whole on each of {tensor} devices")
     if spec.num_q_heads % tensor:
         notes.append(f"{spec.num_q_heads} query heads do not divide into {tensor} devices: most engines refuse that")

@@ -11,7 +11,7 @@ from kvfolio.planner import capacity, sizes
 from kvfolio.planner.options import PlanOptions
 from kvfolio.planner.scene import Scene, make_scene
 from kvfolio.spec.formats import BF16, CacheFormat
-from kvfolio.spec.layers import LayerKind, RecurrentState
+from kvfolio.spec.layers import LayerKind, RecurrentState, parts_of
 from kvfolio.spec.model import ModelSpec
 
 USUAL_CONTEXTS = (4096, 32768, 131072)
@@ -229,7 +229,7 @@ def _kv_report(spec: ModelSpec, options: PlanOptions, contexts: tuple[int, ...])
         naive_bytes_at={str(n): sizes.naive_bytes_at(spec, n, fmt) for n in contexts},
         kvfolio_bytes_at={str(n): sizes.kvfolio_bytes_at(spec, n, fmt, exact, block) for n in contexts},
         reserved_vllm_bytes_at={str(n): sizes.vllm_bytes_at(spec, n, fmt, block, options.in_flight) for n in contexts},
-        layers=tuple(_layer_report(part, count, fmt) for kind, count in spec.kinds() for part in sizes.parts_of(kind)),
+        layers=tuple(_layer_report(part, count, fmt) for kind, count in spec.kinds() for part in parts_of(kind)),
     )
 
 

@@ -13,7 +13,7 @@ from kvfolio.planner.options import PlanOptions
 from kvfolio.planner.parallel import DeviceShare, device_shares, fullest
 from kvfolio.planner.steptime import Speeds, StepTime, prefill_time, step_time
 from kvfolio.spec.formats import CacheFormat
-from kvfolio.spec.layers import CombinedLayer, CrossAttention, LatentAttention, LayerKind
+from kvfolio.spec.layers import CrossAttention, LatentAttention, SingleKind, parts_of, with_parts
 from kvfolio.spec.model import ModelSpec
 from kvfolio.units import format_bytes
 
@@ -112,7 +112,7 @@ def make_scene(spec: ModelSpec, options: PlanOptions, notes: list[str], kv_memor
 
 
 def _check_fits_model(spec: ModelSpec, options: PlanOptions, fmt: CacheFormat, notes: list[str]) -> None:
-    parts = [part for kind in spec.layers for part in (kind.parts if isinstance(kind, CombinedLayer) else (kind,))]
+    parts = [part for kind, _ in spec.kinds() for part in parts_of(kind)]
     if fmt.rope is not None and not any(isinstance(part, LatentAttention) for part in parts):
         raise OptionError(f"kv_format {fmt.name} stores latents, and {spec.name} has none; try fp8 or int8")
     is_open = any(isinstance(part, CrossAttention) and not part.encoder_tokens for part in parts)
@@ -135,14 +135,11 @@ def with_encoder(spec: ModelSpec, encoder_tokens: int) -> ModelSpec:
     if not encoder_tokens:
         return spec
 
-    def filled(kind: LayerKind) -> LayerKind:
-        if isinstance(kind, CombinedLayer):
-            return CombinedLayer(tuple(filled(part) for part in kind.parts))  # type: ignore[misc]
-        if isinstance(kind, CrossAttention) and not kind.encoder_tokens:
-            return replace(kind, encoder_tokens=encoder_tokens)
-        return kind
+    def filled(part: SingleKind) -> SingleKind:
+        is_open = isinstance(part, CrossAttention) and not part.encoder_tokens
+        return replace(part, encoder_tokens=encoder_tokens) if is_open else part
 
-    return replace(spec, layers=tuple(filled(kind) for kind in spec.layers))
+    return replace(spec, layers=tuple(with_parts(kind, filled) for kind in spec.layers))
 
 
 def published_weights_bytes(spec: ModelSpec, options: PlanOptions, notes: list[str]) -> int:

@@ -7,9 +7,8 @@ from collections import Counter
 from fractions import Fraction
 
 from kvfolio.spec.formats import CacheFormat
-from kvfolio.spec.layers import CombinedLayer, CrossAttention, LayerKind, RecurrentState, SingleKind
+from kvfolio.spec.layers import CrossAttention, HeadLayer, RecurrentState, SingleKind, parts_of
 from kvfolio.spec.model import ModelSpec
-from kvfolio.spec.token_layers import HeadLayer
 
 DEFAULT_IN_FLIGHT = 8192  # vLLM's max_num_batched_tokens on large GPUs
 
@@ -106,11 +105,6 @@ def _vllm_bytes(kind: SingleKind, num_tokens: int, fmt: CacheFormat, block_token
     else:
         tokens = rounded_up(min(horizon - 1 + in_flight, num_tokens), block_tokens) + block_tokens
     return tokens * kind.token_bytes(fmt) + compressed
-
-
-def parts_of(kind: LayerKind) -> tuple[SingleKind, ...]:
-    """The memories of one layer: one, or those of a combined layer."""
-    return kind.parts if isinstance(kind, CombinedLayer) else (kind,)
 
 
 def rounded_up(num_tokens: int, block_tokens: int) -> int:

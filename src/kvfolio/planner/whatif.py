@@ -9,18 +9,17 @@ from functools import partial
 
 from kvfolio.planner.options import PlanOptions
 from kvfolio.planner.report import Plan, make_plan
-from kvfolio.planner.sizes import parts_of
 from kvfolio.spec.layers import (
-    CombinedLayer,
     CompressedSparse,
     CrossAttention,
     FullAttention,
+    HeadLayer,
     LatentAttention,
-    LayerKind,
     SingleKind,
+    parts_of,
+    with_parts,
 )
 from kvfolio.spec.model import ModelSpec
-from kvfolio.spec.token_layers import HeadLayer
 
 GROUPED_HEADS = 8
 # DeepSeek-V2 (arXiv 2405.04434, section 2.1.4): d_c = 4 head widths, d_R = half of one
@@ -67,11 +66,10 @@ def _bodies(spec: ModelSpec) -> list[tuple[str, ModelSpec]]:
 def _with_layers(spec: ModelSpec, change: Callable[[SingleKind], SingleKind]) -> ModelSpec:
     """``spec`` with every memory that attends to the text's own tokens changed."""
 
-    def changed(kind: LayerKind) -> LayerKind:
-        parts = tuple(change(part) if _attends(part) else part for part in parts_of(kind))
-        return CombinedLayer(parts) if isinstance(kind, CombinedLayer) else parts[0]
+    def changed(part: SingleKind) -> SingleKind:
+        return change(part) if _attends(part) else part
 
-    return replace(spec, layers=tuple(changed(kind) for kind in spec.layers))
+    return replace(spec, layers=tuple(with_parts(kind, changed) for kind in spec.layers))
 
 
 def _with_heads(count: int, part: SingleKind) -> SingleKind:

@@ -3,6 +3,7 @@
 Knows nothing of blocks, models or machines. Every kind answers the questions of ``LayerMemory``.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -25,6 +26,7 @@ __all__ = [
     "CompressedSparse",
     "CrossAttention",
     "FullAttention",
+    "HeadLayer",
     "LatentAttention",
     "LayerKind",
     "LayerMemory",
@@ -34,6 +36,8 @@ __all__ = [
     "SharedCache",
     "SingleKind",
     "SlidingWindow",
+    "parts_of",
+    "with_parts",
 ]
 
 
@@ -210,3 +214,15 @@ class CombinedLayer(LayerMemory):
 
 
 LayerKind = SingleKind | CombinedLayer
+
+
+def parts_of(kind: LayerKind) -> tuple[SingleKind, ...]:
+    """The memories of one layer: one, or those of a combined layer."""
+    return kind.parts if isinstance(kind, CombinedLayer) else (kind,)
+
+
+def with_parts(kind: LayerKind, change: Callable[[SingleKind], SingleKind]) -> LayerKind:
+    """The layer with each of its memories changed."""
+    return (
+        CombinedLayer(tuple(change(part) for part in kind.parts)) if isinstance(kind, CombinedLayer) else change(kind)
+    )

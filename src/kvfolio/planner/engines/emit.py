@@ -12,7 +12,7 @@ from kvfolio.planner import sizes
 from kvfolio.planner.engines.job import Job, check_heads, make_job, model_name, written
 from kvfolio.planner.memory import DEFAULT_BLOCK_TOKENS
 from kvfolio.planner.options import PlanOptions
-from kvfolio.spec.layers import RecurrentState
+from kvfolio.spec.layers import RecurrentState, parts_of
 from kvfolio.spec.model import ModelSpec
 
 ENGINES = ("vllm", "sglang", "llama.cpp")
@@ -271,5 +271,5 @@ def _llama_flags(job: Job, names: tuple[str, str]) -> None:
         job.say("windows are kept short (no --swa-full): a prompt that is cut back is read again")
     if job.beyond_model:
         job.say("beyond its training the model needs --rope-scaling yarn or another")
-    if any(isinstance(part, RecurrentState) for kind in job.spec.layers for part in sizes.parts_of(kind)):
+    if any(isinstance(part, RecurrentState) for kind in job.spec.layers for part in parts_of(kind)):
         job.say("llama.cpp keeps states in f32; the plan counts them as the model's config says")

@@ -12,6 +12,7 @@ from kvfolio.planner.options import PlanOptions
 from kvfolio.planner.parallel import DeviceShare
 from kvfolio.planner.report import Plan, make_plan
 from kvfolio.planner.scene import make_scene
+from kvfolio.spec.layers import parts_of
 from kvfolio.spec.model import ModelSpec
 from kvfolio.units import format_bytes
 
@@ -61,17 +62,17 @@ class Job:
         return f"{usable * 10**digits // total / 10**digits:.{digits}f}".rstrip("0")
 
     def has(self, *kinds: str) -> bool:
-        return any(part.kind in kinds for kind in self.spec.layers for part in sizes.parts_of(kind))
+        return any(part.kind in kinds for kind in self.spec.layers for part in parts_of(kind))
 
     def window(self) -> int | None:
         """The widest window; None where no layer has one."""
-        parts = (part for kind in self.spec.layers for part in sizes.parts_of(kind))
+        parts = (part for kind in self.spec.layers for part in parts_of(kind))
         return max((part.window for part in parts if part.window is not None and part.horizon()), default=None)
 
 
 def check_heads(spec: ModelSpec, devices: int, engine: str) -> None:
     """Both engines cut query heads evenly, and key/value heads too or else copy each equally often."""
-    parts = (part for kind in spec.layers for part in sizes.parts_of(kind))
+    parts = (part for kind in spec.layers for part in parts_of(kind))
     kv_heads = sorted({part.num_kv_heads for part in parts if part.num_kv_heads})
 
     def divides(count: int) -> bool:

@@ -15,7 +15,7 @@ from kvfolio.planner.options import PlanOptions
 from kvfolio.planner.parallel import DeviceShare, device_shares, fullest
 from kvfolio.planner.scene import published_weights_bytes
 from kvfolio.spec.formats import CacheFormat, parse_cache_format
-from kvfolio.spec.layers import CrossAttention, LatentAttention, RecurrentState, SingleKind
+from kvfolio.spec.layers import CrossAttention, LatentAttention, RecurrentState, SingleKind, parts_of
 from kvfolio.spec.model import ModelSpec
 
 _USUAL_TOKENS = 8192  # by which stages are compared where the log has no length
@@ -147,7 +147,7 @@ def _parts(spec: ModelSpec) -> "Counter[SingleKind]":
     """The memories of one device that hold tokens, each with its number."""
     parts: Counter[SingleKind] = Counter()
     for kind, count in spec.kinds():
-        for part in sizes.parts_of(kind):
+        for part in parts_of(kind):
             if not isinstance(part, RecurrentState | CrossAttention):
                 parts[part] += count
     return parts
@@ -182,7 +182,7 @@ def _state_layers(spec: ModelSpec, fmt: CacheFormat) -> int:
     """Layers with a recurrent state, padded to groups as large as the rarest kind of layer."""
     states: Counter[SingleKind] = Counter()
     for kind, count in spec.kinds():
-        for part in sizes.parts_of(kind):
+        for part in parts_of(kind):
             if isinstance(part, RecurrentState):
                 states[part] += count
     group = min([*states.values(), *_in_groups(_parts(spec), fmt).values()], default=1)

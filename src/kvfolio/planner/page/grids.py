@@ -18,7 +18,7 @@ from kvfolio.planner.steptime import Speeds, prefill_time, step_time
 from kvfolio.planner.whatif import FORMATS as LADDER_FORMATS
 from kvfolio.planner.whatif import what_if
 from kvfolio.spec.formats import CacheFormat, parse_cache_format
-from kvfolio.spec.layers import LayerKind, RecurrentState
+from kvfolio.spec.layers import LayerKind, RecurrentState, parts_of
 from kvfolio.spec.model import ModelSpec
 
 FORMATS = ("bf16", "fp8", "int8", "k8v4", "int6", "int4")
@@ -217,7 +217,7 @@ def _model_grid(spec: ModelSpec, axes: _Axes) -> ModelGrid:
     spec = replace(spec, layers=tuple(one_of_each[kind] for kind in spec.layers))
     weights_bytes = published_weights_bytes(spec, options, [])
     designs, ladders, format_ladder = _ladders(spec, axes)
-    parts = dict.fromkeys(kind_words(part) for kind, _ in spec.kinds() for part in sizes.parts_of(kind))
+    parts = dict.fromkeys(kind_words(part) for kind, _ in spec.kinds() for part in parts_of(kind))
     shares = [device_shares(spec, weights_bytes, count)[0] for count in axes.counts]
     held = tuple(words for words in parts if any(_kind_bytes(spec, words, SHORTEST, fmt) for fmt in axes.formats))
     return ModelGrid(
@@ -275,7 +275,7 @@ def _kind_bytes(spec: ModelSpec, words: str, num_tokens: int, fmt: CacheFormat) 
     return sum(
         count * part.bytes_at(num_tokens, fmt)
         for kind, count in spec.kinds()
-        for part in sizes.parts_of(kind)
+        for part in parts_of(kind)
         if kind_words(part) == words
     )
 

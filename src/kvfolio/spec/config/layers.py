@@ -26,6 +26,7 @@ from kvfolio.spec.layers import (
     SharedCache,
     SingleKind,
     SlidingWindow,
+    parts_of,
 )
 
 _RATIOS = {sorts.CSA: 4, sorts.HCA: 128}
@@ -316,7 +317,7 @@ def _pruned_layer(attention: Fields, q_heads: int, width: int) -> LayerKind:
 def _note_encoder(fields: Fields, layers: list[LayerKind]) -> None:
     """What the encoder's tokens cost, where their number is left to the input."""
     fmt = CacheFormat(BF16, BF16)
-    parts = [part for layer in layers for part in (layer.parts if isinstance(layer, CombinedLayer) else (layer,))]
+    parts = [part for layer in layers for part in parts_of(layer)]
     num_bytes = sum(
         part.token_bytes(fmt) for part in parts if isinstance(part, CrossAttention) and not part.encoder_tokens
     )

@@ -7,7 +7,7 @@ Checked against transformers' own networks (``tests/parity/test_weight_count.py`
 from dataclasses import replace
 
 from kvfolio.spec.fields import Fields
-from kvfolio.spec.layers import CombinedLayer, CrossAttention, LayerKind, RecurrentState
+from kvfolio.spec.layers import CrossAttention, LayerKind, RecurrentState, parts_of
 from kvfolio.spec.model import WeightCount
 from kvfolio.spec.weights.feed_forward import (
     FeedForward,
@@ -60,7 +60,7 @@ def count_weights(fields: Fields, root: Fields, layers: tuple[LayerKind, ...], m
     routed = sum(piece.routed.total for piece in pieces)
     tables, head = _embeddings(fields, root, hidden, kind, traits)
     beside = tower_weights(root, hidden) + images * sum(1 for piece in pieces if piece.routed.total)
-    if any(isinstance(part, CrossAttention) for layer in layers for part in _parts(layer)) and _has_encoder(root):
+    if any(isinstance(part, CrossAttention) for layer in layers for part in parts_of(layer)) and _has_encoder(root):
         beside += encoder_weights(root, kind)
     rest = tables + _between(fields, layers, hidden, kind, traits) + beside
     total = sum(piece.total for piece in pieces) + head + rest
@@ -84,10 +84,6 @@ def _kind(fields: Fields, model_type: str) -> str:
     """The model type whose traits apply: the text part's own, or that of the whole."""
     own = fields.text("model_type")
     return bare_type(own or model_type)
-
-
-def _parts(layer: LayerKind) -> tuple[LayerKind, ...]:
-    return layer.parts if isinstance(layer, CombinedLayer) else (layer,)
 
 
 def _layers(
@@ -140,7 +136,7 @@ def _zamba_layers(fields: Fields, layers: tuple[LayerKind, ...], facts: MixerFac
     found = []
     for layer in layers:
         mixer, beside = Weights(), Weights()
-        for part in _parts(layer):
+        for part in parts_of(layer):
             if isinstance(part, RecurrentState):
                 mixer = mixer_weights(part, facts, fields)
             else:
@@ -179,7 +175,9 @@ def _between(fields: Fields, layers: tuple[LayerKind, ...], hidden: int, kind: s
     norms = traits.norms
     if kind in _FALCONS and fields.flag("parallel_attn", True) and not fields.flag("new_decoder_architecture", False):
         norms = 1
-    crossing = sum(1 for layer in layers if len(_parts(layer)) > 1 and isinstance(_parts(layer)[-1], CrossAttention))
+    crossing = sum(
+        1 for layer in layers if len(parts_of(layer)) > 1 and isinstance(parts_of(layer)[-1], CrossAttention)
+    )
     total = (norms * len(layers) + crossing) * norm + (norm if norms or kind != "olmo" else 0)
     if kind == "bloom":
         total += norm  # behind the table of tokens
