@@ -136,8 +136,9 @@ def with_encoder(spec: ModelSpec, encoder_tokens: int) -> ModelSpec:
         return spec
 
     def filled(part: SingleKind) -> SingleKind:
-        is_open = isinstance(part, CrossAttention) and not part.encoder_tokens
-        return replace(part, encoder_tokens=encoder_tokens) if is_open else part
+        if isinstance(part, CrossAttention) and not part.encoder_tokens:
+            return replace(part, encoder_tokens=encoder_tokens)
+        return part
 
     return replace(spec, layers=tuple(with_parts(kind, filled) for kind in spec.layers))
 

@@ -13,6 +13,7 @@ from kvfolio.spec.layers import (
     CompressedSparse,
     CrossAttention,
     FullAttention,
+    HeadLayer,
     LatentAttention,
     LayerKind,
     NoCache,
@@ -20,7 +21,6 @@ from kvfolio.spec.layers import (
     SharedCache,
     SlidingWindow,
 )
-from kvfolio.spec.token_layers import HeadLayer
 from kvfolio.spec.weights.recurrent import recurrent_weights
 from kvfolio.spec.weights.traits import Traits, Weights, bare_type
 
