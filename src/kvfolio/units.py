@@ -112,6 +112,14 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
+def format_params(count: int) -> str:
+    """A number of parameters in the letters that model sizes are spoken of with: ``134.52 M``, ``8.03 B``, ``1.03 T``."""
+    for size, letter in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if round(count / size, 2) >= 1:  # as printed: 999,999,999 is 1.00 B
+            return f"{count / size:.2f} {letter}"
+    return str(count)
+
+
 def format_count(count: float) -> str:
     """A large count with a decimal prefix: ``134.5 M``, ``2.10 T``."""
     value = float(count)

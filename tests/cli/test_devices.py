@@ -61,7 +61,7 @@ def test_json_is_one_object_in_bytes() -> None:
     answer = json.loads(run("h100", "--json").stdout)
     assert [device["name"] for device in answer["devices"]] == ["h100-pcie", "h100-sxm", "h100-nvl"]
     assert answer["devices"][1]["memory_bytes"] == 85899345920
-    assert answer["devices"][1]["usable_bytes"] == 85520809984
+    assert answer["devices"][1]["driver_bytes"] == 85520809984
     assert answer["devices"][1]["bandwidth_bytes_per_s"] == 3350000000000
     assert "profile" not in answer
 
@@ -138,7 +138,7 @@ def test_this_machine_is_measured_once_and_kept(
     device = verb.this_device()
     assert "measuring" in capsys.readouterr().err
     assert (tmp_path / "kvfolio" / "machine.json").is_file()
-    assert verb.this_device() == verb.device_of("This") == device
+    assert verb.this_device() == verb.device_of(" This ") == device
     assert measured == ["Test CPU, 2 cores"]
     assert (device.bandwidth_bytes_per_s, device.bf16_flops) == (10**9, 2e11)
 
@@ -199,7 +199,7 @@ def test_without_torch_a_kept_profile_is_used_and_a_missing_one_says_what_to_do(
     measured: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verb, "_has_torch", lambda: False)
-    with pytest.raises(OptionError, match=r"pip install kvfolio\[run\].*by hand"):
+    with pytest.raises(OptionError, match=r"pip install 'kvfolio\[run\]'.*by hand"):
         verb.this_device()
     assert measured == []
     monkeypatch.setattr(verb, "_has_torch", lambda: True)

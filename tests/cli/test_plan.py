@@ -4,6 +4,7 @@ Knows nothing of how numbers are made.
 """
 
 import csv
+import dataclasses
 import io
 import json
 import shlex
@@ -192,3 +193,19 @@ def test_every_model_of_the_catalogue_at_twenty_contexts_is_a_moments_work() -> 
     for name in names:
         assert len(kvfolio.plan(name, context=contexts).contexts) == 20
     assert time.perf_counter() - started < 10  # a bound for hangs; benchmarks/plan_speed.py measures
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        ((), {}),
+        (("--mean-tokens", "16k"), {"mean_tokens": 16_384}),
+        (("--context", "4k", "--devices", "2"), {"context": 4096, "devices": 2}),
+    ],
+)
+def test_the_command_line_and_python_plan_the_same_fleet(
+    cli: Run, words: tuple[str, ...], options: dict[str, Any]
+) -> None:
+    status, out, _ = cli("fleet", "llama-3.1-8b", "--conversations", 100, *words, "--json")
+    assert status == 0
+    assert json.loads(out) == json.loads(json.dumps(dataclasses.asdict(kvfolio.fleet("llama-3.1-8b", 100, **options))))

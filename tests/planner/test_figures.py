@@ -336,7 +336,7 @@ def test_a_missing_plotly_is_named_with_the_way_to_install_it(monkeypatch: pytes
     for name in [name for name in sys.modules if name.split(".")[0] == "plotly"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "plotly", None)
-    with pytest.raises(OptionError, match=r"pip install kvfolio\[page\]"):
+    with pytest.raises(OptionError, match=r"pip install 'kvfolio\[page\]'"):
         plotly_script()
 
 

@@ -88,16 +88,16 @@ def test_published_numbers(name: str, gib: int, bandwidth: float, bf16: float | 
     ],
 )
 def test_what_the_driver_shows(name: str, mib: int) -> None:
-    assert find_device(name).usable_bytes == mib << 20
+    assert find_device(name).driver_bytes == mib << 20
 
 
 def test_a_driver_never_shows_more_than_there_is_and_the_notes_have_its_figure() -> None:
-    shown = [device for device in devices() if device.usable_bytes is not None]
+    shown = [device for device in devices() if device.driver_bytes is not None]
     assert len(shown) > 50
     for device in shown:
-        assert device.memory_bytes is not None and device.usable_bytes is not None, device.name
-        assert 0.91 * device.memory_bytes < device.usable_bytes <= device.memory_bytes, device.name  # T4: 0.922
-        figures = (f"{device.usable_bytes >> 20} MiB", f"{device.usable_bytes} B")
+        assert device.memory_bytes is not None and device.driver_bytes is not None, device.name
+        assert 0.91 * device.memory_bytes < device.driver_bytes <= device.memory_bytes, device.name  # T4: 0.922
+        figures = (f"{device.driver_bytes >> 20} MiB", f"{device.driver_bytes} B")
         assert any(figure in device.notes for figure in figures), device.name
         assert any(program in device.notes for program in ("nvidia-smi", "rocm-smi", "torch")), device.name
 
@@ -109,12 +109,12 @@ def test_a_card_of_two_gpus_says_so_and_each_of_them_is_half_of_it(name: str) ->
         assert 2 * getattr(half, field) == getattr(card, field), field
     assert half.source == card.source
     assert half.name in card.notes
-    assert card.usable_bytes is None  # no driver shows the card
+    assert card.driver_bytes is None  # no driver shows the card
 
 
 def test_a_blank_is_unknown_and_not_zero() -> None:
     socket = find_device("epyc-9004-genoa-socket")
-    assert (socket.memory_bytes, socket.usable_bytes, socket.bf16_flops, socket.fp8_flops) == (None,) * 4
+    assert (socket.memory_bytes, socket.driver_bytes, socket.bf16_flops, socket.fp8_flops) == (None,) * 4
     assert socket.bandwidth_bytes_per_s == 12 * 4800 * 10**6 * 8  # channels x transfers x bytes
 
 

@@ -235,7 +235,7 @@ def test_a_device_of_ones_own_needs_memory_and_bandwidth_and_no_name() -> None:
         ({"block_tokens": 5}, "block_tokens is 5"),
         ({"device": "h1000"}, "h1000"),
         ({"device_memory": "80 parsecs"}, "unknown unit"),
-        ({"tokens": 1}, "at least 2"),
+        ({"tokens": 1}, "tokens is 1; accepted: 2"),
         ({"colour": "red"}, "unknown option 'colour'"),
     ],
 )

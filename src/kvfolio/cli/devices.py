@@ -61,8 +61,13 @@ def devices(
 # ---- this machine ---------------------------------------------------------------------------------------------------
 
 
-def device_of(name: str) -> Device:
-    """The device that an option names: ``this`` is the machine we run on, anything else a name of the table."""
+def device_of(name: str | None) -> Device | None:
+    """The device that an option names: ``this`` is the machine we run on, anything else a name of the table.
+
+    None where the option was left out. Raises OptionError for a name that means no device, or several.
+    """
+    if name is None:
+        return None
     return this_device() if name.strip().lower() == THIS else find_device(name)
 
 
@@ -96,7 +101,7 @@ def machine_record(refresh: bool = False, say_kept: bool = False) -> dict[str, A
         return kept
     if not _has_torch():
         raise OptionError(
-            "measuring this machine needs torch: pip install kvfolio[run]; or state its numbers by hand "
+            "measuring this machine needs torch: pip install 'kvfolio[run]'; or state its numbers by hand "
             "(--device-memory, --bandwidth, --flops), or name a known device (kvfolio devices)"
         )
     print("measuring this machine (2-5 s) ...", file=sys.stderr)
@@ -165,7 +170,7 @@ def _print_table(found: tuple[Device, ...]) -> None:
             device.name,
             "-" if memory is None else f"{memory / 10**9:.1f}",
             "-" if memory is None else f"{memory / 2**30:.1f}",
-            "-" if device.usable_bytes is None else f"{device.usable_bytes / 2**30:.2f}",
+            "-" if device.driver_bytes is None else f"{device.driver_bytes / 2**30:.2f}",
             _in_units(device.bandwidth_bytes_per_s, 10**9),
             _in_units(device.bf16_flops, 10**12),
             _in_units(device.fp8_flops, 10**12),

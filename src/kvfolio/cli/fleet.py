@@ -9,26 +9,26 @@ from typing import Annotated
 
 import typer
 
-from kvfolio.cli.plan import (
+from kvfolio.cli.options import BlockTokens, Json
+from kvfolio.cli.plan import find_named_device
+from kvfolio.cli.plan_options import (
     Bandwidth,
-    BlockTokens,
     DeviceMemory,
     DeviceName,
     Devices,
     EncoderTokens,
     Flops,
-    Json,
-    KvFormat,
     MeanTokens,
     Pipeline,
+    PlannedFormat,
     PrefixTokens,
     Reserve,
     Utilisation,
     WeightsBytes,
-    find_named_device,
 )
 from kvfolio.planner import ask
 from kvfolio.planner.fleet import Fleet
+from kvfolio.planner.memory import DEFAULT_BLOCK_TOKENS
 from kvfolio.planner.options import DEFAULT_UTILISATION
 from kvfolio.units import format_bytes
 
@@ -36,7 +36,9 @@ from kvfolio.units import format_bytes
 def fleet(
     model: Annotated[str, typer.Argument(help="A known name, folder, config.json, GGUF, or hub id.")],
     conversations: Annotated[int, typer.Option(help="Conversations held at once.")],
-    context: Annotated[str, typer.Option(help="Tokens set aside for each conversation.")] = "8192",
+    context: Annotated[
+        str | None, typer.Option(help="Tokens set aside for each conversation. Left out: the mean, or 8192.")
+    ] = None,
     mean_tokens: MeanTokens = None,
     kv_memory: Annotated[
         str | None, typer.Option(help="Memory for caches on each device: 60GiB. Left out: what the weights leave.")
@@ -51,8 +53,8 @@ def fleet(
     reserve: Reserve = "0",
     devices: Devices = 1,
     pipeline: Pipeline = 1,
-    kv_format: KvFormat = "auto",
-    block_tokens: BlockTokens = 16,
+    kv_format: PlannedFormat = "auto",
+    block_tokens: BlockTokens = DEFAULT_BLOCK_TOKENS,
     weights_bytes: WeightsBytes = None,
     prefix_tokens: PrefixTokens = "0",
     encoder_tokens: EncoderTokens = "0",

@@ -6,32 +6,26 @@ Knows nothing of how a layer is priced.
 import json
 from collections import Counter
 from collections.abc import Sequence
-from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvfolio.cli.options import Json
 from kvfolio.errors import UnknownModelError
+from kvfolio.planner import sizes
+from kvfolio.planner.report import plain
+from kvfolio.planner.words import KIND_WORDS
 from kvfolio.spec.catalogue import CatalogueEntry, catalogue, nearest_names, spec_of_entry
 from kvfolio.spec.formats import parse_cache_format
-from kvfolio.spec.layers import CombinedLayer, CompressedSparse, LayerKind, RecurrentState
+from kvfolio.spec.layers import ChunkedAttention, CompressedSparse, LayerKind, RecurrentState, SingleKind, SlidingWindow, parts_of
 from kvfolio.spec.model import ModelSpec
-from kvfolio.units import format_bytes
+from kvfolio.units import format_bytes, format_params
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 _WIDE = 100  # letters from which every column has room
-_SHORT_WORDS = {
-    "full": "full",
-    "block_sparse": "block sparse",
-    "latent": "MLA",
-    "latent_indexed": "MLA sparse",
-    "cross_attention": "cross",
-    "shared": "shared",
-    "none": "without",
-}
+_FORMAT = parse_cache_format("bf16")  # the 16 bits that every size of the list is counted at
 
 
 def models(
@@ -58,18 +52,18 @@ def attention_words(spec: ModelSpec) -> str:
 
 
 def _words(layer: LayerKind) -> str:
-    if isinstance(layer, CombinedLayer):
-        return "+".join(_words(part) for part in layer.parts)
-    if isinstance(layer, RecurrentState):
-        return layer.mechanism.replace("_", " ")
-    if layer.kind == "sliding_window":
-        return f"window {layer.window:,}"
-    if layer.kind == "chunked":
-        return f"chunk {layer.window:,}"
-    if isinstance(layer, CompressedSparse):
+    return "+".join(_part_words(part) for part in parts_of(layer))
+
+
+def _part_words(part: SingleKind) -> str:
+    """The kind's word, with the number that tells one such layer from another."""
+    words = KIND_WORDS[part.kind].short
+    if isinstance(part, RecurrentState):
+        return part.mechanism.replace("_", " ")
+    if isinstance(part, CompressedSparse):
         # A layer of that model that compresses nothing within any text has its window alone.
-        return f"compressed 1/{layer.ratio}" if layer.ratio else f"window {layer.window:,}"
-    return _SHORT_WORDS[layer.kind]
+        return f"{words} 1/{part.ratio}" if part.ratio else f"{KIND_WORDS['sliding_window'].short} {part.window:,}"
+    return f"{words} {part.window:,}" if isinstance(part, SlidingWindow | ChunkedAttention) else words
 
 
 def _matching(text: str | None) -> list[CatalogueEntry]:
@@ -86,31 +80,19 @@ def _matching(text: str | None) -> list[CatalogueEntry]:
     return found
 
 
-def _growth(spec: ModelSpec) -> Fraction:
-    """Bytes at 16 bits that one more token adds when every window is full."""
-    fmt = parse_cache_format("bf16")
-    return sum((layer.growth(fmt) for layer in spec.layers), Fraction(0))
-
-
-def _fixed_bytes(spec: ModelSpec) -> int:
-    """Bytes at 16 bits of full windows and of states, for one sequence."""
-    fmt = parse_cache_format("bf16")
-    return sum(layer.fixed_bytes(fmt) for layer in spec.layers)
-
-
 def _fields(entry: CatalogueEntry, spec: ModelSpec) -> dict[str, Any]:
-    growth = _growth(spec)
+    """One model of ``--json``: what ``kvfolio plan --json`` says too is called as it is there."""
     return {
         "name": entry.name,
         "repo": entry.repo,
         "aliases": list(entry.aliases),
-        "num_params": entry.num_params,
-        "num_active_params": entry.num_active_params,
-        "weight_bytes": spec.weights.num_bytes,
-        "layers": len(spec.layers),
+        "num_parameters": entry.num_params,
+        "num_active_parameters": entry.num_active_params,
+        "weights_bytes": spec.weights.num_bytes,
+        "num_layers": len(spec.layers),
         "attention": attention_words(spec),
-        "kv_bytes_per_token": int(growth) if growth.denominator == 1 else float(growth),
-        "kv_fixed_bytes": _fixed_bytes(spec),
+        "bytes_per_token": plain(sizes.growth(spec, _FORMAT)),
+        "bytes_fixed": sizes.fixed_bytes(spec, _FORMAT),
         "max_context": spec.max_context,
         "source": entry.source,
         "assumptions": list(spec.assumptions),
@@ -130,14 +112,14 @@ def model_table(specs: Sequence[ModelSpec], width: int) -> "Table":
     for heading in ("a token", "fixed", "context") if is_wide else ("a token", "context"):
         table.add_column(heading, justify="right", no_wrap=True)
     for spec in specs:
-        fixed_bytes = _fixed_bytes(spec)
-        size = [_count(spec.weights.num_params), _count(spec.weights.num_active_params), str(len(spec.layers))]
+        fixed_bytes, weights = sizes.fixed_bytes(spec, _FORMAT), spec.weights
+        size = [format_params(weights.num_params), format_params(weights.num_active_params), str(len(spec.layers))]
         fixed = [format_bytes(fixed_bytes) if fixed_bytes else ""]
         table.add_row(
             spec.name,
             *(size if is_wide else size[:1]),
             attention_words(spec),
-            format_bytes(round(_growth(spec))),
+            format_bytes(round(sizes.growth(spec, _FORMAT))),
             *(fixed if is_wide else []),
             f"{spec.max_context:,}" if spec.max_context else "",
         )
@@ -152,11 +134,3 @@ def _print_table(specs: Sequence[ModelSpec]) -> None:
         console = Console(highlight=False, width=max(console.width, _WIDE + 40))
     console.print(model_table(specs, console.width))
     print("a token: bytes of cache at 16 bits that one more token adds; fixed: full windows and states of one sequence")
-
-
-def _count(num_params: int) -> str:
-    """``135 M``, ``8.03 B``, ``1.03 T``: the words in which model sizes are spoken of."""
-    for size, letter in ((10**12, "T"), (10**9, "B")):
-        if num_params >= 0.9995 * size:
-            return f"{num_params / size:.3g} {letter}"
-    return f"{num_params / 10**6:.3g} M"

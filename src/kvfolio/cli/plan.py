@@ -10,51 +10,35 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvfolio.cli.options import BlockTokens, Json
+from kvfolio.cli.plan_options import (
+    Bandwidth,
+    Context,
+    DeviceMemory,
+    DeviceName,
+    Devices,
+    EncoderTokens,
+    Flops,
+    MeanTokens,
+    Models,
+    Pipeline,
+    PlannedFormat,
+    PrefixTokens,
+    Reserve,
+    Utilisation,
+    WeightsBytes,
+)
 from kvfolio.errors import OptionError
+from kvfolio.planner.memory import DEFAULT_BLOCK_TOKENS
 from kvfolio.planner.options import DEFAULT_UTILISATION, PlanArguments, PlanOptions, command_line, read_options
 from kvfolio.planner.report import make_plan
+from kvfolio.planner.sizes import DEFAULT_IN_FLIGHT
 from kvfolio.spec.source import read_model
 
 if TYPE_CHECKING:
     from kvfolio.spec.model import ModelSpec
 
 WIDE_CONTEXTS = "1k,4k,16k,32k,128k,1M"  # of the table of several models
-
-Models = Annotated[
-    list[str],
-    typer.Argument(help="A known name (kvfolio models), folder, config.json, GGUF, or hub id.", metavar="MODEL…"),
-]
-Context = Annotated[str | None, typer.Option(help="Tokens of a sequence, several with commas: 4096,128k.")]
-DeviceName = Annotated[
-    str | None,
-    typer.Option("--device", help="A known device (kvfolio devices), or this: the present machine, measured."),
-]
-DeviceMemory = Annotated[
-    str | None, typer.Option(help="Memory of one device instead of the table's: 80GB (decimal) or 80GiB (binary).")
-]
-Bandwidth = Annotated[str | None, typer.Option(help="Bytes a second instead of the table's: 3.35TB.")]
-Flops = Annotated[float | None, typer.Option(help="FLOP a second instead of the table's: 989e12.")]
-Utilisation = Annotated[
-    float,
-    typer.Option(
-        "--utilisation", "--utilization", help="Share of a device's memory that may be used, above 0 up to 1."
-    ),
-]
-Reserve = Annotated[str, typer.Option(help="Memory of each device kept free beside that: 2GiB.")]
-Devices = Annotated[int, typer.Option(help="Devices that share the model, tensor parallel.")]
-Pipeline = Annotated[int, typer.Option(help="Pipeline stages, each on --devices devices.")]
-KvFormat = Annotated[
-    str,
-    typer.Option(
-        help="auto (16 bits), f32, bf16, f16, fp8, fp8-scaled, fp8-mla, int8, int6, int4, int4-g64, k8v4, K/V."
-    ),
-]
-BlockTokens = Annotated[int, typer.Option(help="Tokens a block: 4, 8, 16, 32, 64, 128 or 256.")]
-WeightsBytes = Annotated[str | None, typer.Option(help="Bytes of all weights instead of the published: 16.06GB.")]
-MeanTokens = Annotated[str | None, typer.Option(help="Mean tokens of a sequence, for paged memory.")]
-PrefixTokens = Annotated[str, typer.Option(help="Tokens of a prefix that all sequences share.")]
-EncoderTokens = Annotated[str, typer.Option(help="Tokens of the encoder (image, speech) where the input decides.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
 
 def plan(
@@ -69,16 +53,16 @@ def plan(
     reserve: Reserve = "0",
     devices: Devices = 1,
     pipeline: Pipeline = 1,
-    kv_format: KvFormat = "auto",
-    block_tokens: BlockTokens = 16,
+    kv_format: PlannedFormat = "auto",
+    block_tokens: BlockTokens = DEFAULT_BLOCK_TOKENS,
     weights_bytes: WeightsBytes = None,
     mean_tokens: MeanTokens = None,
     prefix_tokens: PrefixTokens = "0",
     prompt_tokens: Annotated[str, typer.Option(help="Prompt, for FLOPs with and without a cache.")] = "1000",
     tokens: Annotated[str, typer.Option(help="Answer, for FLOPs with and without a cache.")] = "500",
-    in_flight: Annotated[
-        str, typer.Option(help="Tokens in one step of vLLM, by which it widens its windows.")
-    ] = "8192",
+    in_flight: Annotated[str, typer.Option(help="Tokens in one step of vLLM, by which it widens its windows.")] = str(
+        DEFAULT_IN_FLIGHT
+    ),
     encoder_tokens: EncoderTokens = "0",
     what_if: Annotated[
         bool, typer.Option("--what-if", help="The same body as MHA, GQA, MQA, MLA; 16 to 4 bits.")

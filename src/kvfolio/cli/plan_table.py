@@ -5,6 +5,7 @@ Knows nothing of arithmetic.
 
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 
 from rich.console import Console
 from rich.markup import escape
@@ -13,29 +14,18 @@ from rich.table import Table
 from kvfolio.cli.options import printable
 from kvfolio.planner.report import LayerReport, LengthReport, Plan
 from kvfolio.planner.whatif import WhatIf
+from kvfolio.planner.words import KIND_WORDS
 from kvfolio.units import (
     format_bytes,
     format_count,
     format_decimal_bytes,
+    format_params,
     format_seconds,
     format_tokens,
 )
 
 BAR = 20  # letters of a full bar
 PIPE_WIDTH = 160  # columns where nobody watches: nothing is cut
-_KINDS = {
-    "full": "full",
-    "sliding_window": "window",
-    "chunked": "chunks",
-    "block_sparse": "block-sparse",
-    "latent": "latent (MLA)",
-    "latent_indexed": "latent + index",
-    "compressed_sparse": "compressed",
-    "recurrent": "state",
-    "cross_attention": "cross",
-    "shared": "shared",
-    "none": "no cache",
-}
 
 
 def show_one(plan: Plan, advice: Sequence[str], command: str) -> None:
@@ -64,7 +54,7 @@ def show_several(plans: Sequence[Plan]) -> None:
     for plan in plans:
         fixed = format_bytes(plan.kv.bytes_fixed) if plan.kv.bytes_fixed else "–"
         cells = [f"{format_bytes(row.bytes)}{' *' if row.beyond_model else ''}" for row in plan.contexts]
-        params = format_count(plan.model.num_parameters)
+        params = format_params(plan.model.num_parameters)
         users = "does not fit" if plan.short_bytes else _count(plan.users.reserved)
         token = _bytes(plan.kv.bytes_per_token)
         table.add_row(escape(printable(plan.model.name)), params, token, fixed, *cells, users)
@@ -88,9 +78,9 @@ def show_ladder(ladder: Sequence[WhatIf]) -> None:
     first = ladder[0].plan
     context = format_tokens(first.contexts[0].context)
     title = f"{escape(printable(first.model.name))} · the same body with other attention, and in other formats"
-    table = _table(title, "", "a token", f"at {context}", "of today", "", "users", "tokens/s")
+    table = _table(title, "", "a token", f"at {context}", "of published", "", "users", "tokens/s")
     largest = max(row.ratio for row in ladder)
-    for index, row in enumerate(ladder):
+    for row, following in zip_longest(ladder, ladder[1:]):
         table.add_row(
             escape(row.name),
             _bytes(row.plan.kv.bytes_per_token),
@@ -99,7 +89,7 @@ def show_ladder(ladder: Sequence[WhatIf]) -> None:
             _bar(row.ratio / largest, 12),
             "does not fit" if row.plan.short_bytes else _count(row.plan.users.reserved),
             f"{row.plan.step.tokens_per_s_per_user:,.1f}" if row.plan.step else "?",
-            end_section=index == 0 or row.name == "MLA",
+            end_section=following is not None and following.sort != row.sort,
         )
     _print_whole(console, table)
     console.print(
@@ -121,9 +111,9 @@ def _console() -> Console:
 
 def _show_head(console: Console, plan: Plan) -> None:
     model = plan.model
-    params = f"{format_count(model.num_parameters)} parameters" if model.num_parameters else "parameters not known"
+    params = f"{format_params(model.num_parameters)} parameters" if model.num_parameters else "parameters not known"
     if model.num_active_parameters != model.num_parameters:
-        params += f", {format_count(model.num_active_parameters)} for a token"
+        params += f", {format_params(model.num_active_parameters)} for a token"
     reads = f"reads {model.max_context:,} tokens" if model.max_context else "context not stated"
     name, kind = escape(printable(model.name)), escape(printable(model.model_type))
     console.print(f"[bold]{name}[/] · {kind} · {params} · {reads}", soft_wrap=True)
@@ -154,7 +144,7 @@ def _layers_table(plan: Plan) -> Table:
     for layer in plan.kv.layers:
         held = layer.num_layers * _layer_bytes(layer, context)
         table.add_row(
-            f"{layer.num_layers} {_KINDS.get(layer.kind, layer.kind)}",
+            f"{layer.num_layers} {KIND_WORDS[layer.kind].short}",
             _geometry(layer),
             format_bytes(layer.bytes_per_token_held) if layer.bytes_per_token_held else "–",
             format_bytes(held),

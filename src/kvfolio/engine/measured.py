@@ -6,7 +6,8 @@ Knows nothing of torch, and nothing of what the planner expects. ``meta_cache.py
 import math
 from dataclasses import dataclass
 
-_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+from kvfolio.errors import UnknownModelError
+from kvfolio.spec.formats import format_of_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,14 @@ class MeasuredTensor:
 
     @property
     def num_bytes(self) -> int:
-        return self.numbers * _BYTES[self.dtype]
+        """Bytes in the dtype it has; raises UnknownModelError for a dtype whose width is not known."""
+        fmt = format_of_dtype(self.dtype)
+        if fmt is None:
+            raise UnknownModelError(
+                f"the cache holds {self.name} in {self.dtype}, whose width is not known: it cannot be verified; "
+                "known: floats of 8 to 64 bits"
+            )
+        return self.numbers * fmt.value_bytes
 
     @property
     def role(self) -> str:

@@ -20,6 +20,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from kvfolio.engine.measured import MeasuredCache, MeasuredLayer, MeasuredTensor
 from kvfolio.engine.meta_values import NoValues
 from kvfolio.errors import OptionError, UnknownModelError
+from kvfolio.kernels.codec import TORCH_DTYPES
+from kvfolio.spec.formats import FORMATS, format_of_dtype
 
 ENCODER_TOKENS = 50  # given to an encoder whose length is free
 
@@ -117,8 +119,9 @@ def _dtype(config: Mapping[str, object]) -> torch.dtype:
     text = config.get("text_config")
     for part in (config, text if isinstance(text, Mapping) else {}):
         name = part.get("dtype", part.get("torch_dtype"))
-        if name in ("float32", "float16", "bfloat16"):
-            return getattr(torch, str(name))  # type: ignore[no-any-return]
+        fmt = format_of_dtype(name) if isinstance(name, str) else None
+        if fmt is not None and fmt.name in FORMATS:
+            return TORCH_DTYPES[fmt.name]
     return torch.bfloat16
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from kvfolio.engine.measured import MeasuredCache, MeasuredLayer
 from kvfolio.errors import OptionError, UnknownModelError
-from kvfolio.spec.formats import BF16, F16, F32, CacheFormat
+from kvfolio.spec.formats import BF16, F32, CacheFormat, format_of_dtype
 from kvfolio.spec.layers import (
     CompressedSparse,
     CrossAttention,
@@ -34,7 +34,6 @@ _COUNTING_THE_QUERY = ("mimo_v2_flash",)
 _KEEPING = ("gpt_neo",)
 # Classes that put tokens of their own in front of the text.
 _PREFIXED = ("cpmant",)
-_FORMATS = {"float32": F32, "bfloat16": BF16, "float16": F16}
 _FMT = CacheFormat(BF16, BF16)
 
 
@@ -254,7 +253,7 @@ class _Check:
                 reason = "transformers keeps kernel columns of the convolution, not kernel - 1"
                 self._note(reason, column * fmt.value_bytes)
             for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-                if _FORMATS[dtype] != fmt:
+                if format_of_dtype(dtype) != fmt:
                     same = [tensor for tensor in tensors if tensor.dtype == dtype]
                     num_bytes = sum(tensor.num_bytes - tensor.numbers * fmt.value_bytes for tensor in same)
                     self._note(f"the {name} is {dtype} in transformers, {fmt.name} in the plan", num_bytes)

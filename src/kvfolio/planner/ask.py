@@ -51,8 +51,6 @@ def fleet(
     if options.get("context") is None:  # with a mean, no context is set aside
         options["context"] = options.get("mean_tokens") or DEFAULT_FLEET_CONTEXT
     plan_options = read_options(**options)
-    if len(plan_options.contexts) > 1:
-        raise OptionError(f"a fleet has one context, {len(plan_options.contexts)} were given")
     memory = kv_memory if kv_memory is None or isinstance(kv_memory, str) else whole_number("kv_memory", kv_memory)
     asked = FleetOptions(
         plan_options,

@@ -46,19 +46,18 @@ def largest_context(spec: ModelSpec, bytes_each: int, fmt: CacheFormat, block_to
     """The most tokens, in whole blocks, of a sequence that takes at most ``bytes_each``; None: no text is too long."""
     if sequence_bytes(spec, LONGEST, fmt, block_tokens) <= bytes_each:
         return None
-    return _last(lambda blocks: bytes_at(spec, blocks * block_tokens, fmt) <= bytes_each) * block_tokens
+    return last_that_holds(lambda blocks: bytes_at(spec, blocks * block_tokens, fmt) <= bytes_each) * block_tokens
 
 
 def break_even_context(spec: ModelSpec, weights_bytes: int, users: int, fmt: CacheFormat) -> int | None:
     """The fewest tokens at which the caches of ``users`` sequences outweigh the weights; None: they never do."""
     if users * bytes_at(spec, LONGEST, fmt) <= weights_bytes:
         return None
-    return _last(lambda tokens: users * bytes_at(spec, tokens, fmt) <= weights_bytes) + 1
+    return last_that_holds(lambda tokens: users * bytes_at(spec, tokens, fmt) <= weights_bytes) + 1
 
 
-def _last(holds: Callable[[int], bool]) -> int:
-    """The largest n ≥ 0 for which ``holds``, which is true up to some n and false beyond; 0 when it never is."""
-    low, high = 0, LONGEST
+def last_that_holds(holds: Callable[[int], bool], low: int = 0, high: int = LONGEST) -> int:
+    """The largest n from ``low`` to ``high`` for which ``holds``: true up to some n, false beyond; ``low`` if never."""
     while low < high:
         middle = (low + high + 1) // 2
         if holds(middle):

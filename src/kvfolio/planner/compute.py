@@ -6,13 +6,14 @@ Formulas: docs/arithmetic.md.
 
 from dataclasses import dataclass
 
+from kvfolio.planner import sizes
 from kvfolio.spec.formats import CacheFormat, find_format
 from kvfolio.spec.model import LayerGroup, RunnableSpec
 
 
 def attention_flops(spec: RunnableSpec, position: int) -> int:
     """FLOPs of q·k and p·v of one token at ``position``, all layers: 2 (k_width + v_width) a head and token read."""
-    return sum(count * kind.attention_flops_at(position + 1, spec.num_q_heads) for kind, count in spec.kinds())
+    return sizes.attention_flops_at(spec, position + 1)
 
 
 def weight_flops(spec: RunnableSpec) -> int:

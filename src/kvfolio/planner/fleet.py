@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvfolio.errors import BudgetError, OptionError
+from kvfolio.planner.capacity import last_that_holds
 from kvfolio.planner.options import MAX_COUNT, PlanOptions
-from kvfolio.planner.scene import Scene, last_that_holds, make_scene
+from kvfolio.planner.scene import Scene, make_scene
 from kvfolio.spec.model import ModelSpec
 from kvfolio.units import format_bytes
 
@@ -28,6 +29,8 @@ class FleetOptions:
     price_per_hour: float | None = None  # of one device, in any currency
 
     def __post_init__(self) -> None:
+        if len(self.plan.contexts) != 1:
+            raise OptionError(f"a fleet has one context, {len(self.plan.contexts)} were given")
         if not 1 <= self.conversations <= MAX_COUNT:
             raise OptionError(f"conversations is {self.conversations:,}; accepted: 1 to {MAX_COUNT:,}")
         if self.kv_memory is not None and self.kv_memory < 1:
@@ -155,4 +158,4 @@ def _users_at_speed(scene: Scene, promise: float | None, tokens: int, most: int)
         step = scene.step(tokens, users)
         return step is not None and step.tokens_per_s_per_user >= promise
 
-    return last_that_holds(is_kept, most)
+    return last_that_holds(is_kept, 1, most)

@@ -58,7 +58,7 @@ class Device:
     ``memory_bytes``: a vendor's "80 GB" of device memory is 80 GiB, and counted so. ``bf16_flops``, ``fp8_flops``: FLOP
     a second of dense matrix products, without structured sparsity. ``tdp_w``: watts. ``notes`` says what is unusual.
 
-    ``usable_bytes``: the total that the driver shows of ``memory_bytes``, in nvidia-smi, rocm-smi or torch; the least
+    ``driver_bytes``: the total that the driver shows of ``memory_bytes``, in nvidia-smi, rocm-smi or torch; the least
     where drivers differ. ``notes`` has the figure and who shows it.
     """
 
@@ -71,7 +71,7 @@ class Device:
     tdp_w: float | None
     source: str
     notes: str
-    usable_bytes: int | None = None
+    driver_bytes: int | None = None
 
 
 @functools.cache
@@ -92,7 +92,7 @@ def _device(row: dict[str, str]) -> Device:
         tdp_w=_blank_or(float, row["tdp_w"]),
         source=row["source"],
         notes=row["notes"],
-        usable_bytes=_blank_or(int, row["usable_bytes"]),
+        driver_bytes=_blank_or(int, row["driver_bytes"]),
     )
 
 

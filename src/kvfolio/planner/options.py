@@ -7,7 +7,7 @@ import dataclasses
 import math
 import operator
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict, Unpack
 
@@ -19,6 +19,7 @@ from kvfolio.spec.formats import CacheFormat, parse_cache_format
 from kvfolio.units import parse_bytes, parse_tokens
 
 DEFAULT_DEVICE = "h100-sxm"
+CUSTOM = "custom"  # a device that is its numbers
 DEFAULT_UTILISATION = 0.9
 # What a device can have, in bytes, bytes a second and FLOP a second; beyond is a slip of the finger.
 _MEMORY, _BANDWIDTH, _FLOPS = (10**6, 10**18), (10**6, 10**18), (1e6, 1e24)
@@ -56,9 +57,12 @@ class PlanOptions:
             raise OptionError(
                 f"utilisation is {self.utilisation}; accepted: above 0, at most 1 (0.9: 90 % of the memory)"
             )
-        if self.tokens < 2:
-            raise OptionError("tokens is 1; at least 2, since the prompt's pass already gives the first")
         self.cache_format  # noqa: B018 - an unknown format is refused here
+
+    @property
+    def usable_bytes(self) -> int:
+        """Bytes of one device for weights and caches; below 0 where the reserve is larger than the memory."""
+        return int((self.device.memory_bytes or 0) * self.utilisation) - self.reserve
 
     @property
     def cache_format(self) -> CacheFormat:
@@ -71,7 +75,7 @@ def _check_counts(options: PlanOptions) -> None:
         "devices": (options.devices, 1),
         "pipeline": (options.pipeline, 1),
         "prompt_tokens": (options.prompt_tokens, 1),
-        "tokens": (options.tokens, 1),
+        "tokens": (options.tokens, 2),  # the prompt's pass already gives the first
         "prefix_tokens": (options.prefix_tokens, 0),
         "in_flight": (options.in_flight, 1),
         "encoder_tokens": (options.encoder_tokens, 0),
@@ -98,7 +102,9 @@ def _check_lengths(options: PlanOptions) -> None:
         raise OptionError(f"mean_tokens is {mean:,}, more than the context of {first:,}; give a longer context")
     longest = mean if mean is not None else first
     if longest is not None and prefix > longest:
-        raise OptionError(f"prefix_tokens is {prefix:,}, more than a sequence of {longest:,} tokens has")
+        raise OptionError(
+            f"prefix_tokens is {prefix:,}, more than a sequence of {longest:,} tokens has; give a shorter prefix"
+        )
 
 
 class PlanArguments(TypedDict, total=False):
@@ -152,8 +158,9 @@ def read_options(**given: Unpack[PlanArguments]) -> PlanOptions:
             values[name] = _text(name, value)
     notes: list[str] = []
     device = _device(given, notes)
+    assumed = given.get("device") is None and device.name != CUSTOM
     contexts = _contexts(given.get("context"))
-    return PlanOptions(device, contexts, device_assumed=bool(notes), assumptions=tuple(notes), **values)
+    return PlanOptions(device, contexts, device_assumed=assumed, assumptions=tuple(notes), **values)
 
 
 def whole_number(name: str, value: object) -> int:
@@ -166,11 +173,18 @@ def whole_number(name: str, value: object) -> int:
 
 
 def _size(name: str, value: object) -> int:
-    return parse_bytes(value if isinstance(value, str) else whole_number(name, value))
+    return _named(name, parse_bytes, value)
 
 
 def _tokens(name: str, value: object) -> int:
-    return parse_tokens(value if isinstance(value, str) else whole_number(name, value))
+    return _named(name, parse_tokens, value)
+
+
+def _named(name: str, parse: Callable[[str | int], int], value: object) -> int:
+    try:
+        return parse(value if isinstance(value, str) else whole_number(name, value))
+    except OptionError as error:
+        raise error if name in str(error) else OptionError(f"{name}: {error}") from None
 
 
 def _text(name: str, value: object) -> str:
@@ -204,7 +218,7 @@ def _device(given: PlanArguments, notes: list[str]) -> Device:
     name, memory = given.get("device"), given.get("device_memory")
     bandwidth, flops = given.get("bandwidth"), given.get("flops")
     if name is None and memory is not None and bandwidth is not None:
-        device = Device("custom", "", None, None, None, None, None, "", "")
+        device = Device(CUSTOM, "", None, None, None, None, None, "", "")
     elif name is None:
         device = find_device(DEFAULT_DEVICE)
         notes.append(f"no device given: {device.name} assumed; --device names another (see: kvfolio devices)")
@@ -227,28 +241,27 @@ def _device(given: PlanArguments, notes: list[str]) -> Device:
 
 def command_line(models: Sequence[str], options: PlanOptions, contexts: Sequence[int]) -> str:
     """The command that makes the same plan again, whatever the defaults will be then."""
-    device = options.device
-    words = [
-        "kvfolio",
-        "plan",
-        *models,
-        "--context",
-        ",".join(map(str, contexts)),
-        "--device-memory",
-        str(device.memory_bytes),
-    ]
-    if any(device.name == known.name for known in devices()):
-        words += ["--device", device.name]
+    lengths = ",".join(map(str, contexts))
+    words = ["kvfolio", "plan", *models, "--context", lengths, *device_arguments(options.device)]
+    words += ["--utilisation", repr(options.utilisation), *changed_arguments(options, PlanArguments.__annotations__)]
+    return shlex.join(words)
+
+
+def device_arguments(device: Device) -> list[str]:
+    """The words that name a device and its numbers; a device that the table does not have is its numbers."""
+    words = ["--device", device.name] if any(device.name == known.name for known in devices()) else []
+    words += ["--device-memory", str(device.memory_bytes)]
     if device.bandwidth_bytes_per_s is not None:
         words += ["--bandwidth", str(device.bandwidth_bytes_per_s)]
-    if device.bf16_flops is not None:
-        words += ["--flops", repr(device.bf16_flops)]
-    words += ["--utilisation", repr(options.utilisation)]
-    usual = {field.name: field.default for field in dataclasses.fields(PlanOptions)}
-    for name in PlanArguments.__annotations__:
-        if name not in usual or name in ("device", "utilisation"):
-            continue
-        value = getattr(options, name)
-        if value != usual[name]:
-            words += [f"--{name.replace('_', '-')}", str(value)]
-    return shlex.join(words)
+    return [*words, "--flops", repr(device.bf16_flops)] if device.bf16_flops is not None else words
+
+
+def changed_arguments(options: PlanOptions, names: Iterable[str]) -> list[str]:
+    """The words for those of the options ``names`` that are not as usual; device and utilisation are not among them."""
+    words = []
+    for field in dataclasses.fields(PlanOptions):
+        if field.name in names and field.name not in ("device", "utilisation"):
+            value = getattr(options, field.name)
+            if value != field.default:
+                words += [f"--{field.name.replace('_', '-')}", str(value)]
+    return words

@@ -265,7 +265,7 @@ def _flops_report(spec: ModelSpec, options: PlanOptions, context: int) -> FlopsR
     without = steps * prompt + steps * (steps + 1) // 2  # Σ (prompt + i), i = 1 … steps
     return FlopsReport(
         per_token=2 * spec.weights.num_active_params,
-        attention_per_token=sum(n * kind.attention_flops_at(context, spec.num_q_heads) for kind, n in spec.kinds()),
+        attention_per_token=sizes.attention_flops_at(spec, context),
         prompt_tokens=prompt,
         tokens=options.tokens,
         without_cache_ratio_decode_only=without / steps,

@@ -3,7 +3,6 @@
 Plans, fleets and flags ask it. Knows nothing of how answers are put together or shown.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from kvfolio.errors import OptionError
@@ -100,7 +99,6 @@ def make_scene(spec: ModelSpec, options: PlanOptions, notes: list[str], kv_memor
     notes += shares[0].notes
     device = options.device
     _note_driver(device, notes)
-    usable = int((device.memory_bytes or 0) * options.utilisation) - options.reserve
     speeds = None
     if not weights_bytes:
         notes.append("the weights are not known: users are counted as if they took nothing; give --weights-bytes")
@@ -108,7 +106,7 @@ def make_scene(spec: ModelSpec, options: PlanOptions, notes: list[str], kv_memor
         notes.append(f"the bandwidth of {device.name} is not known: no speeds; give one with --bandwidth")
     else:
         speeds = Speeds(device.bandwidth_bytes_per_s, device.bf16_flops)
-    return Scene(spec, options, fmt, shares, weights_bytes, usable, kv_memory, speeds)
+    return Scene(spec, options, fmt, shares, weights_bytes, options.usable_bytes, kv_memory, speeds)
 
 
 def _check_fits_model(spec: ModelSpec, options: PlanOptions, fmt: CacheFormat, notes: list[str]) -> None:
@@ -122,7 +120,7 @@ def _check_fits_model(spec: ModelSpec, options: PlanOptions, fmt: CacheFormat, n
 
 def _note_driver(device: Device, notes: list[str]) -> None:
     """Vendors sell 24 GB and drivers show less; which of the two is counted is said."""
-    shown, memory = device.usable_bytes, device.memory_bytes
+    shown, memory = device.driver_bytes, device.memory_bytes
     if shown is not None and memory is not None and shown < memory == nominal_bytes(device.name):
         notes.append(
             f"{device.name} is counted with its {format_bytes(memory)}; its driver shows {format_bytes(shown)}: "
@@ -151,15 +149,3 @@ def published_weights_bytes(spec: ModelSpec, options: PlanOptions, notes: list[s
         notes.append("the weights are published in f32: counted in 16 bits, as engines load them; see --weights-bytes")
         return spec.weights.num_bytes // 2
     return spec.weights.num_bytes
-
-
-def last_that_holds(holds: Callable[[int], bool], most: int) -> int:
-    """The largest number from 1 to ``most`` for which ``holds``, which is true up to some number and false beyond."""
-    low, high = 1, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        if holds(middle):
-            low = middle
-        else:
-            high = middle - 1
-    return low

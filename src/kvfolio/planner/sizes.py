@@ -38,6 +38,11 @@ def bytes_read_at(spec: ModelSpec, num_tokens: int, fmt: CacheFormat) -> int:
     return sum(count * kind.bytes_read_at(num_tokens, fmt) for kind, count in spec.kinds())
 
 
+def attention_flops_at(spec: ModelSpec, num_tokens: int) -> int:
+    """FLOPs of q·k and p·v of one token over ``num_tokens``, in all layers."""
+    return sum(count * kind.attention_flops_at(num_tokens, spec.num_q_heads) for kind, count in spec.kinds())
+
+
 def kvfolio_bytes_at(spec: ModelSpec, num_tokens: int, fmt: CacheFormat, exact: CacheFormat, block_tokens: int) -> int:
     """Bytes that kvfolio holds for a lone sequence: full blocks in ``fmt``, and one open, ``exact`` block a group.
 

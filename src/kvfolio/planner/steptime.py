@@ -4,22 +4,23 @@ Knows nothing of kernels, overheads or networks between devices: it is the limit
 Source: Williams, Waterman, Patterson (2009); for decoding, Pope et al. (arXiv 2211.05102), section 2.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from kvfolio.planner.parallel import DeviceShare
-from kvfolio.planner.sizes import bytes_read_at
+from kvfolio.planner.sizes import attention_flops_at, bytes_read_at
 from kvfolio.spec.formats import CacheFormat
 from kvfolio.spec.layers import LatentAttention, LayerKind
 from kvfolio.spec.model import ModelSpec, WeightCount
 
-_POINTS = 256  # of the trapezoid rule over a prompt; exact for full attention
+_PIECES = 256  # into which a long prompt is cut
 
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """What one device can do. Null where it is not known."""
+    """What one device can do. None where it is not known."""
 
     bandwidth_bytes_per_s: float
     flops_per_s: float | None
@@ -60,7 +61,7 @@ def _stage_time(share: DeviceShare, fmt: CacheFormat, context: int, users: int, 
     spec = share.spec
     weights = round(share.weights_bytes * weights_read_share(spec.weights, users))
     cache = users * bytes_read_at(spec, context, fmt)
-    attention = sum(count * kind.attention_flops_at(context, spec.num_q_heads) for kind, count in spec.kinds())
+    attention = attention_flops_at(spec, context)
     flops = users * (round(2 * spec.weights.num_active_params * share.weights_share) + attention)
     memory_s = (weights + cache) / speeds.bandwidth_bytes_per_s
     compute_s = flops / speeds.flops_per_s if speeds.flops_per_s else 0.0
@@ -93,16 +94,26 @@ def weights_read_share(weights: WeightCount, tokens: int) -> float:
 
 def prefill_flops(spec: ModelSpec, num_tokens: int) -> int:
     """FLOPs of a prompt's pass: 2 for each active weight and token, and attention over the tokens before each."""
-    points = [num_tokens * index // _POINTS for index in range(_POINTS + 1)] if num_tokens > _POINTS else None
-    attention = 0.0
+    return 2 * spec.weights.num_active_params * num_tokens + prefill_attention_flops(spec, num_tokens)
+
+
+def prefill_attention_flops(spec: ModelSpec, num_tokens: int) -> int:
+    """FLOPs of q·k and p·v of a whole prompt: summed over its tokens, in pieces where it is long.
+
+    Exact where the kinds grow evenly, as full attention does.
+    """
+    points = [num_tokens * index // _PIECES for index in range(_PIECES + 1)]
+    total = 0.0
     for kind, count in spec.kinds():
-        if points is None:
-            total: float = sum(_prefill_attention(kind, n, spec.num_q_heads) for n in range(1, num_tokens + 1))
+        if num_tokens <= _PIECES:
+            own: float = sum(_prefill_attention(kind, n, spec.num_q_heads) for n in range(1, num_tokens + 1))
         else:
             at = [_prefill_attention(kind, n, spec.num_q_heads) for n in points]
-            total = sum((points[i + 1] - points[i]) * (at[i] + at[i + 1]) / 2 for i in range(_POINTS))
-        attention += count * total
-    return 2 * spec.weights.num_active_params * num_tokens + round(attention)
+            pieces = zip(itertools.pairwise(points), itertools.pairwise(at), strict=True)
+            # a sum of f(n) over a piece is its trapezoid, and half of what f grows by
+            own = sum(((end - start) * (low + high) + high - low) / 2 for (start, end), (low, high) in pieces)
+        total += count * own
+    return round(total)
 
 
 def _prefill_attention(kind: LayerKind, num_tokens: int, num_q_heads: int) -> int:
@@ -111,6 +122,13 @@ def _prefill_attention(kind: LayerKind, num_tokens: int, num_q_heads: int) -> in
         read = num_tokens if kind.top_k is None else min(num_tokens, kind.top_k)
         return 2 * num_q_heads * (kind.expanded_k_width + kind.expanded_v_width) * read
     return kind.attention_flops_at(num_tokens, num_q_heads)
+
+
+def prefill_work(share: DeviceShare, num_tokens: int) -> tuple[int, int]:
+    """(FLOPs, bytes of weights read) of a prompt's pass on a device with ``share``."""
+    weights = 2 * share.spec.weights.num_active_params * num_tokens
+    flops = prefill_attention_flops(share.spec, num_tokens) + round(weights * share.weights_share)
+    return flops, round(share.weights_bytes * weights_read_share(share.spec.weights, num_tokens))
 
 
 def prefill_time(shares: Sequence[DeviceShare], num_tokens: int, speeds: Speeds) -> float | None:
@@ -122,8 +140,6 @@ def prefill_time(shares: Sequence[DeviceShare], num_tokens: int, speeds: Speeds)
         return None
     total = 0.0
     for share in shares:
-        weights = 2 * share.spec.weights.num_active_params * num_tokens
-        flops = prefill_flops(share.spec, num_tokens) - weights + round(weights * share.weights_share)
-        read = share.weights_bytes * weights_read_share(share.spec.weights, num_tokens)
+        flops, read = prefill_work(share, num_tokens)
         total += share.num_stages * max(flops / speeds.flops_per_s, read / speeds.bandwidth_bytes_per_s)
     return total

@@ -6,6 +6,7 @@ Knows nothing of quality: how well such a model would answer is not arithmetic.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal
 
 from kvfolio.planner.options import PlanOptions
 from kvfolio.planner.report import Plan, make_plan
@@ -32,6 +33,7 @@ class WhatIf:
     """One row of the ladder."""
 
     name: str  # "as published", "MHA", "GQA-8", "MQA", "MLA", or a format
+    sort: Literal["published", "design", "format"]
     plan: Plan
     ratio: float  # bytes at the first context over those of the model as published
 
@@ -44,12 +46,18 @@ def what_if(spec: ModelSpec, options: PlanOptions) -> tuple[WhatIf, ...]:
     latents only, MLA is the one other design.
     """
     published = make_plan(spec, options)
-    rows = [("as published", published)]
-    latents_only = options.cache_format.rope is not None
-    rows += [(name, make_plan(body, options)) for name, body in _bodies(spec) if name == "MLA" or not latents_only]
-    rows += [(fmt, make_plan(spec, replace(options, kv_format=fmt))) for fmt in FORMATS]
     base = published.contexts[0].bytes
-    return tuple(WhatIf(name, plan, plan.contexts[0].bytes / base if base else 1.0) for name, plan in rows)
+    latents_only = options.cache_format.rope is not None
+
+    def row(name: str, sort: Literal["published", "design", "format"], plan: Plan) -> WhatIf:
+        return WhatIf(name, sort, plan, plan.contexts[0].bytes / base if base else 1.0)
+
+    designs = [(name, body) for name, body in _bodies(spec) if name == "MLA" or not latents_only]
+    return (
+        row("as published", "published", published),
+        *(row(name, "design", make_plan(body, options)) for name, body in designs),
+        *(row(fmt, "format", make_plan(spec, replace(options, kv_format=fmt))) for fmt in FORMATS),
+    )
 
 
 def _bodies(spec: ModelSpec) -> list[tuple[str, ModelSpec]]:

@@ -42,9 +42,11 @@ INT8 = Format("int8", 8, 4)  # one f32 scale a token and head: value = code * sc
 
 FORMATS = {fmt.name: fmt for fmt in (F32, BF16, F16, INT8)}
 
+F64 = Format("f64", 64, 0)  # of published weights and measured states; no cache is planned in it
+# One scale for a whole tensor or layer, as vLLM and SGLang keep fp8 by default: no bytes beside a vector.
+FP8 = Format("fp8", 8, 0)
 _PLANNED = FORMATS | {
-    # One scale for a whole tensor or layer, as vLLM and SGLang keep fp8 by default: no bytes beside a vector.
-    "fp8": Format("fp8", 8, 0),
+    "fp8": FP8,
     "fp8-scaled": Format("fp8-scaled", 8, 4),  # one f32 scale a token and head
     "int6": Format("int6", 6, 4),
     "int4": Format("int4", 4, 4),
@@ -61,6 +63,19 @@ _ENGINES_NAMES = {
     "bfloat16": "bf16",
     "float16": "f16",
 }
+_DTYPES = {
+    "float32": F32,
+    "bfloat16": BF16,
+    "float16": F16,
+    "float": F32,
+    "half": F16,
+    "float64": F64,
+    "double": F64,
+    "float8_e4m3fn": FP8,
+    "float8_e5m2": FP8,
+}
+DTYPE_WORDS = tuple(word for word, fmt in _DTYPES.items() if fmt.name in FORMATS)
+"""Dtypes as configs write them, of the formats that the engine stores."""
 # vLLM's and SGLang's fp8_ds_mla: the latent in fp8 with one f32 scale for 128 numbers, the rotary key exact. 656 B a
 # token for DeepSeek's 512 + 64; the index key of V3.2 takes 128 + 4.
 _LATENT_FP8 = "fp8-mla"
@@ -92,6 +107,14 @@ def find_cache_format(name: str) -> CacheFormat:
     """The cache format called ``name``: one format for both (``int8``) or ``keys/values`` (``bf16/int8``)."""
     k_name, slash, v_name = name.partition("/")
     return CacheFormat(find_format(k_name), find_format(v_name if slash else k_name))
+
+
+def format_of_dtype(word: str) -> Format | None:
+    """The format of numbers whose dtype configs and torch call ``word``, with or without ``torch.``; None: not known.
+
+    Weights have more dtypes than caches: the format may be none of ``FORMATS`` (float64, float8).
+    """
+    return _DTYPES.get(word.removeprefix("torch."))
 
 
 def parse_format(name: str) -> Format:

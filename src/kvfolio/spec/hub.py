@@ -72,11 +72,12 @@ def fetch_model(
         library = import_module("huggingface_hub")
     except ImportError:
         raise BrokenModelError(
-            f"{repo} is no local path, and to ask the hub huggingface_hub is needed: pip install huggingface_hub, "
+            f"{repo} is no local path, and to ask the hub huggingface_hub is needed: pip install 'kvfolio[hub]', "
             f"or download its config.json and give that, or {_WAY_OUT}"
         ) from None
     hub = _Hub(repo, endpoint, cache_dir, library)
-    fetched = _within(total_s, lambda: _fetch(hub))
+    with _quiet():  # around the wait, not in the thread: one that is left behind must not decide about all bars
+        fetched = _within(total_s, lambda: _fetch(hub))
     if fetched is not None:
         return fetched
     if (kept := _from_cache(hub)) is None:
@@ -85,20 +86,19 @@ def fetch_model(
 
 
 def _fetch(hub: _Hub) -> HubModel:
-    with _quiet():
-        try:
-            config = hub.download(_CONFIG)
-        except Exception as error:  # whatever the transfer raises
-            refusal = _refusal(hub.repo, error)
-            kept = _from_cache(hub) if isinstance(refusal, BrokenModelError) else None
-            if kept is None:
-                raise refusal from None
-            return kept
-        weights, notes = None, []
-        try:
-            weights = _read_weights(hub)
-        except Exception as error:  # sizes are welcome, not needed
-            notes.append(f"sizes of the weight files could not be read ({_first_line(error)})")
+    try:
+        config = hub.download(_CONFIG)
+    except Exception as error:  # whatever the transfer raises
+        refusal = _refusal(hub.repo, error)
+        kept = _from_cache(hub) if isinstance(refusal, BrokenModelError) else None
+        if kept is None:
+            raise refusal from None
+        return kept
+    weights, notes = None, []
+    try:
+        weights = _read_weights(hub)
+    except Exception as error:  # sizes are welcome, not needed
+        notes.append(f"sizes of the weight files could not be read ({_first_line(error)})")
     return _model(hub, config, weights, tuple(notes))
 
 
@@ -119,7 +119,9 @@ def _model(hub: _Hub, config: Path, weights: SafetensorsHeader | None, notes: tu
             f"{hub.repo}: its config.json cannot be read ({error}); remove {config} and try again"
         ) from error
     if not isinstance(content, dict):
-        raise BrokenModelError(f"{hub.repo}: its config.json holds {type(content).__name__}, not a JSON object")
+        raise BrokenModelError(
+            f"{hub.repo}: its config.json holds {type(content).__name__}, not a JSON object; {_WAY_OUT}"
+        )
     return HubModel(hub.repo, content, weights, notes)
 
 

@@ -41,7 +41,7 @@ _DTYPES = {  # an engine's name of a storage format → kvfolio's
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class LogScene:
     """The plan with the log's settings in place of the options."""
 
     facts: LogFacts
@@ -75,7 +75,7 @@ def tokens_of(count: float) -> str:
     return f"{count:,.0f} token{'' if round(count) == 1 else 's'}"
 
 
-def read_scene(facts: LogFacts, spec: ModelSpec, options: PlanOptions) -> Scene:
+def read_scene(facts: LogFacts, spec: ModelSpec, options: PlanOptions) -> LogScene:
     """The plan of ``spec`` under ``options``, with what the log says of the settings."""
     notes: list[str] = []
     settings = facts.settings
@@ -108,7 +108,7 @@ def read_scene(facts: LogFacts, spec: ModelSpec, options: PlanOptions) -> Scene:
     in_flight = (logged,) if isinstance(logged, int) else tuple(dict.fromkeys((options.in_flight, *_USUAL_IN_FLIGHT)))
     pools = [found.value for found in facts.numbers if found.quantity == "pool"]
     memory = next((found.value for found in facts.numbers if found.quantity == "KV cache memory"), None)
-    return Scene(
+    return LogScene(
         facts=facts,
         spec=own,
         share=share,
@@ -189,7 +189,7 @@ def _state_layers(spec: ModelSpec, fmt: CacheFormat) -> int:
     return sum(-(-count // group) * group for count in states.values())
 
 
-def variants(scene: Scene) -> Iterator[tuple[ModelSpec, CacheFormat, str]]:
+def variants(scene: LogScene) -> Iterator[tuple[ModelSpec, CacheFormat, str]]:
     """The plan's part of a device, then the same with one thing changed that a log may not say."""
     yield scene.spec, scene.fmt, ""
     for name in ("bf16", "fp8", "fp8-mla"):
@@ -212,7 +212,7 @@ def _without_index(spec: ModelSpec) -> ModelSpec:
     return replace(spec, layers=tuple(layers))
 
 
-def request_bytes(scene: Scene, spec: ModelSpec, fmt: CacheFormat, tokens: int) -> Iterator[tuple[Fraction, str]]:
+def request_bytes(scene: LogScene, spec: ModelSpec, fmt: CacheFormat, tokens: int) -> Iterator[tuple[Fraction, str]]:
     """Bytes that vLLM may count for one request of ``tokens``."""
     whole = sizes.rounded_up(tokens, scene.block)
     if any(part.horizon() is not None for part in _parts(spec)):
@@ -235,7 +235,7 @@ def request_bytes(scene: Scene, spec: ModelSpec, fmt: CacheFormat, tokens: int) 
         yield Fraction(counted), f"{counted:,} B for {tokens_of(tokens)} in blocks of {scene.block}"
 
 
-def token_guesses(scene: Scene, unit: int) -> Iterator[Guess]:
+def token_guesses(scene: LogScene, unit: int) -> Iterator[Guess]:
     """Tokens that the cache holds, in pieces of ``unit``: of all, and of one pool where there are several."""
     pools = [found.tokens for found in scene.facts.numbers if found.quantity == "pool"]
     if len(pools) > 1:
@@ -254,7 +254,7 @@ def token_guesses(scene: Scene, unit: int) -> Iterator[Guess]:
                     yield Guess(value, f"{source} / {of}: {assumption}{changed}")
 
 
-def concurrency_guesses(scene: Scene, tokens: int) -> Iterator[Guess]:
+def concurrency_guesses(scene: LogScene, tokens: int) -> Iterator[Guess]:
     logged = {found.quantity: found.value for found in scene.facts.numbers}
     windows = any(part.horizon() is not None for part in _parts(scene.spec))
     if "blocks" in logged and not windows:
@@ -279,7 +279,7 @@ def concurrency_guesses(scene: Scene, tokens: int) -> Iterator[Guess]:
                     yield Guess(memory / float(request), f"{source} / {float(request):,.0f} B: {assumption}{changed}")
 
 
-def pool_guesses(scene: Scene, tokens: int) -> Iterator[Guess]:
+def pool_guesses(scene: LogScene, tokens: int) -> Iterator[Guess]:
     slots = tokens + scene.block  # one page more, for padding
     for spec, fmt, changed in variants(scene):
         for each, assumption in per_token(spec, fmt):
@@ -292,7 +292,7 @@ def pool_guesses(scene: Scene, tokens: int) -> Iterator[Guess]:
         )
 
 
-def request_guesses(scene: Scene, tokens: int) -> Iterator[Guess]:
+def request_guesses(scene: LogScene, tokens: int) -> Iterator[Guess]:
     """Bytes that vLLM wants for one request of ``tokens``."""
     for spec, fmt, changed in variants(scene):
         for request, assumption in request_bytes(scene, spec, fmt, tokens):

@@ -12,7 +12,7 @@ from stat import S_ISREG
 from kvfolio.errors import OptionError
 from kvfolio.planner import sizes
 from kvfolio.planner.engines import log_arithmetic as arithmetic
-from kvfolio.planner.engines.log_arithmetic import Guess, Scene
+from kvfolio.planner.engines.log_arithmetic import Guess, LogScene
 from kvfolio.planner.engines.log_lines import GIB, LOOKED_FOR, Found, read_lines
 from kvfolio.planner.options import PlanOptions
 from kvfolio.spec.model import ModelSpec
@@ -103,7 +103,7 @@ def explain_log(text: str, spec: ModelSpec, options: PlanOptions) -> LogReport:
 # ---- one number -----------------------------------------------------------------------------------------------------
 
 
-def _line(scene: Scene, found: Found) -> LogLine:
+def _line(scene: LogScene, found: Found) -> LogLine:
     tell = {"weights": _tell_weights, "KV cache memory": _tell_memory, "states": _tell_states}.get(found.quantity)
     if tell is not None:
         planned, explanation = tell(scene, found)
@@ -136,14 +136,14 @@ def _plain(value: float) -> int | float:
     return int(value) if value == int(value) or abs(value) >= 1e6 else round(value, 4)
 
 
-def _is_computed(scene: Scene, found: Found) -> bool:
+def _is_computed(scene: LogScene, found: Found) -> bool:
     """Whether the number follows from others of the log; what does not is held against the plan alone."""
     if found.quantity in _COUNTS:
         return scene.pool is not None
     return found.quantity in ("pool", "concurrency", "one request")
 
 
-def _guesses(scene: Scene, found: Found) -> Iterator[Guess]:
+def _guesses(scene: LogScene, found: Found) -> Iterator[Guess]:
     if found.quantity == "pool":
         return arithmetic.pool_guesses(scene, found.tokens)
     if found.quantity == "concurrency":
@@ -153,7 +153,7 @@ def _guesses(scene: Scene, found: Found) -> Iterator[Guess]:
     return arithmetic.token_guesses(scene, scene.block if found.quantity == "blocks" else 1)
 
 
-def _slack(scene: Scene, found: Found) -> float:
+def _slack(scene: LogScene, found: Found) -> float:
     """How far off a number may be for what was rounded when it and its sources were printed."""
     if found.quantity in ("pool", "one request"):
         return 0.0005 + 2 * _PRINTED / max(1, found.value)
@@ -163,7 +163,7 @@ def _slack(scene: Scene, found: Found) -> float:
     return _SURE + printed
 
 
-def _tell_computed(scene: Scene, found: Found) -> tuple[float | None, str]:
+def _tell_computed(scene: LogScene, found: Found) -> tuple[float | None, str]:
     guess = arithmetic.nearest(found.value, _guesses(scene, found), _slack(scene, found))
     if guess is None:
         return None, "this model keeps no cache that a number could be computed from"
@@ -172,7 +172,7 @@ def _tell_computed(scene: Scene, found: Found) -> tuple[float | None, str]:
     return guess.value, f"no assumption gives this; the nearest: {guess.assumption}; {_REASONS}"
 
 
-def _tell_against_plan(scene: Scene, found: Found) -> tuple[float | None, str]:
+def _tell_against_plan(scene: LogScene, found: Found) -> tuple[float | None, str]:
     """Tokens or blocks of a log that does not say how much memory they take."""
     candidates = list(arithmetic.per_token(scene.spec, scene.fmt))
     each, assumption = candidates[0 if scene.facts.engine == "sglang" or candidates[0][0] == candidates[1][0] else 1]
@@ -184,7 +184,7 @@ def _tell_against_plan(scene: Scene, found: Found) -> tuple[float | None, str]:
     return float(scene.room / (unit * each)), f"{told}; {_difference(scene, implied)}"
 
 
-def _tell_weights(scene: Scene, found: Found) -> tuple[float | None, str]:
+def _tell_weights(scene: LogScene, found: Found) -> tuple[float | None, str]:
     planned = scene.share.weights_bytes
     more = found.value - planned
     if abs(more) <= max(_NEAR * planned, _PRINTED):
@@ -200,14 +200,14 @@ def _tell_weights(scene: Scene, found: Found) -> tuple[float | None, str]:
     )
 
 
-def _tell_memory(scene: Scene, found: Found) -> tuple[float | None, str]:
+def _tell_memory(scene: LogScene, found: Found) -> tuple[float | None, str]:
     if found.value <= 0:
         told = "the log's budget is negative" if found.value < 0 else "nothing is left"
         return scene.room, f"{told}: weights and activations take the whole share; raise it, or use more devices"
     return scene.room, _difference(scene, int(found.value))
 
 
-def _difference(scene: Scene, memory: int) -> str:
+def _difference(scene: LogScene, memory: int) -> str:
     """Why the cache is smaller or larger than the plan's."""
     less = scene.room - memory
     sums = f"{format_bytes(scene.usable)} usable - weights {format_bytes(scene.share.weights_bytes)}"
@@ -227,7 +227,7 @@ def _difference(scene: Scene, memory: int) -> str:
     )
 
 
-def _tell_states(scene: Scene, found: Found) -> tuple[float | None, str]:
+def _tell_states(scene: LogScene, found: Found) -> tuple[float | None, str]:
     fixed = sizes.fixed_bytes(scene.spec, scene.fmt)
     if not fixed:
         return None, "states that the plan's model does not have"
@@ -237,7 +237,7 @@ def _tell_states(scene: Scene, found: Found) -> tuple[float | None, str]:
 # ---- all of them ----------------------------------------------------------------------------------------------------
 
 
-def _verdict(scene: Scene, lines: tuple[LogLine, ...]) -> str:
+def _verdict(scene: LogScene, lines: tuple[LogLine, ...]) -> str:
     computed = [line.is_reproduced for line in lines if line.is_reproduced is not None]
     told = []
     if computed:

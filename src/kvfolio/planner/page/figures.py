@@ -99,7 +99,7 @@ def plotly_script() -> str:
         from plotly.offline import get_plotlyjs  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError as error:
         raise OptionError(
-            "the HTML page needs plotly, which is not installed; run: pip install kvfolio[page]"
+            "the HTML page needs plotly, which is not installed; run: pip install 'kvfolio[page]'"
         ) from error
     # "</script" in a script's own text would end its element.
     return str(get_plotlyjs()).replace("</script", "<\\/script")

@@ -14,11 +14,11 @@ from kvfolio.planner.options import PlanOptions
 from kvfolio.planner.parallel import DeviceShare, device_shares
 from kvfolio.planner.report import make_plan, plain
 from kvfolio.planner.scene import published_weights_bytes, with_encoder
-from kvfolio.planner.steptime import Speeds, prefill_time, step_time
-from kvfolio.planner.whatif import FORMATS as LADDER_FORMATS
+from kvfolio.planner.steptime import Speeds, prefill_work, step_time
 from kvfolio.planner.whatif import what_if
+from kvfolio.planner.words import long_words
 from kvfolio.spec.formats import CacheFormat, parse_cache_format
-from kvfolio.spec.layers import LayerKind, RecurrentState, parts_of
+from kvfolio.spec.layers import parts_of
 from kvfolio.spec.model import ModelSpec
 
 FORMATS = ("bf16", "fp8", "int8", "k8v4", "int6", "int4")
@@ -31,16 +31,6 @@ SHORTEST, LONGEST = 1024, 1 << 20  # tokens, of the context slider
 MOST_USERS = 4096  # of the users slider
 AS_PUBLISHED = "as published"  # what ``what_if`` calls the model as it is
 _COUNTING = Speeds(1.0, None)  # where only bytes and FLOPs are asked for
-_KINDS = {
-    "full": "full attention",
-    "sliding_window": "sliding windows",
-    "chunked": "chunks",
-    "block_sparse": "block-sparse attention",
-    "latent": "latents (MLA)",
-    "latent_indexed": "latents with an index",
-    "compressed_sparse": "compressed vectors",
-    "cross_attention": "cross-attention",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +74,8 @@ class ShareGrid:
     weights_bytes: int
     weights_read: tuple[int, ...]  # [users] by one decode step
     decode_flops: tuple[int, ...]  # [context] of one token
-    prefill_flops: tuple[float, ...]  # [context] of a whole prompt
-    prefill_read: tuple[float, ...]  # [context] bytes that a whole prompt's pass reads
+    prefill_flops: tuple[int, ...]  # [context] of a whole prompt
+    prefill_read: tuple[int, ...]  # [context] bytes of weights that a whole prompt's pass reads
     caches: tuple[ShareCache, ...]  # [format]
 
 
@@ -140,13 +130,6 @@ def make_grid(specs: Sequence[ModelSpec], options: PlanOptions) -> Grid:
     return Grid(contexts, users, formats, counts, rows, models, chosen)
 
 
-def kind_words(kind: LayerKind) -> str:
-    """What people call a kind of layer memory."""
-    if isinstance(kind, RecurrentState):
-        return f"states ({kind.mechanism})"
-    return _KINDS.get(kind.kind, kind.kind.replace("_", " "))
-
-
 @dataclass(frozen=True, slots=True)
 class _Axes:
     options: PlanOptions
@@ -175,7 +158,7 @@ def _stops(low: int, high: int, more: Sequence[int]) -> tuple[int, ...]:
 def _device_rows(options: PlanOptions) -> tuple[tuple[DeviceRow, ...], int]:
     """The menu, and where the device of ``options`` stands in it: first, unless the table's numbers are meant."""
     known = {device.name: device for device in devices()}
-    menu = [known[name] for name in DEVICES if name in known]
+    menu = [known[name] for name in DEVICES]
     if options.device not in menu:
         menu.insert(0, options.device)
     rows = tuple(
@@ -217,7 +200,7 @@ def _model_grid(spec: ModelSpec, axes: _Axes) -> ModelGrid:
     spec = replace(spec, layers=tuple(one_of_each[kind] for kind in spec.layers))
     weights_bytes = published_weights_bytes(spec, options, [])
     designs, ladders, format_ladder = _ladders(spec, axes)
-    parts = dict.fromkeys(kind_words(part) for kind, _ in spec.kinds() for part in parts_of(kind))
+    parts = dict.fromkeys(long_words(part) for kind, _ in spec.kinds() for part in parts_of(kind))
     shares = [device_shares(spec, weights_bytes, count)[0] for count in axes.counts]
     held = tuple(words for words in parts if any(_kind_bytes(spec, words, SHORTEST, fmt) for fmt in axes.formats))
     return ModelGrid(
@@ -246,15 +229,15 @@ def _model_grid(spec: ModelSpec, axes: _Axes) -> ModelGrid:
 def _share_grid(share: DeviceShare, kinds: tuple[str, ...], axes: _Axes) -> ShareGrid:
     """Bytes and FLOPs of one device's share."""
     fmt = axes.formats[0]
-    counting, reading = Speeds(float("inf"), 1.0), Speeds(1.0, float("inf"))  # "seconds" are then FLOPs, or bytes
+    prefills = [prefill_work(share, context) for context in axes.contexts]
     return ShareGrid(
         weights_bytes=share.weights_bytes,
         weights_read=tuple(
             step_time((share,), fmt, SHORTEST, users, _COUNTING).weights_bytes_read for users in axes.users
         ),
         decode_flops=axes.over_contexts(lambda n: step_time((share,), fmt, n, 1, _COUNTING).flops),
-        prefill_flops=tuple(prefill_time((share,), n, counting) or 0.0 for n in axes.contexts),
-        prefill_read=tuple(prefill_time((share,), n, reading) or 0.0 for n in axes.contexts),
+        prefill_flops=tuple(flops for flops, _ in prefills),
+        prefill_read=tuple(read for _, read in prefills),
         caches=tuple(_share_cache(share.spec, fmt, kinds, axes) for fmt in axes.formats),
     )
 
@@ -276,7 +259,7 @@ def _kind_bytes(spec: ModelSpec, words: str, num_tokens: int, fmt: CacheFormat) 
         count * part.bytes_at(num_tokens, fmt)
         for kind, count in spec.kinds()
         for part in parts_of(kind)
-        if kind_words(part) == words
+        if long_words(part) == words
     )
 
 

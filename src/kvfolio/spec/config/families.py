@@ -14,6 +14,7 @@ from kvfolio.spec.config.known_types import ENCODERS, LOOPED, REMOTE
 from kvfolio.spec.config.layers import layers_of
 from kvfolio.spec.config.patterns import SUPERSEDED
 from kvfolio.spec.fields import Fields, show
+from kvfolio.spec.formats import F32, FORMATS, format_of_dtype
 from kvfolio.spec.layers import LayerKind, NoCache
 from kvfolio.spec.model import ModelSpec, WeightCount
 from kvfolio.spec.weights.count import count_weights
@@ -41,8 +42,7 @@ _CONTEXT_NAMES = (
     "model_max_length",
     "max_context_length",
 )
-_DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "half": "f16"}
-_PAIRS = ("encoder-decoder", "vision-encoder-decoder", "speech-encoder-decoder")
+_ENCODER_DECODERS = ("encoder-decoder", "vision-encoder-decoder", "speech-encoder-decoder")
 _DECIDING = re.compile(
     "kv_lora|kv_rank|(^|_)mla(_|$)|(^|_)cla(_|$)|compress|latent|(^|_)(mamba|ssm|rwkv|gdn|kda|retention|lru|s4)"
     "|window|chunk|sliding|(^|_)index_|indexer|sparse|linear_attn|linear_attention|linear_num|recurr|conv_kernel|d_conv"
@@ -65,7 +65,10 @@ def spec_from_config(config: Mapping[str, object], name: str) -> ModelSpec:
     fields, model_type, defaults = _text_fields(root)
     _refuse_encoders(fields)
     if model_type in LOOPED:
-        raise UnknownModelError(f"{name}: model_type {model_type} passes its layers several times, which is not known")
+        raise UnknownModelError(
+            f"{name}: model_type {model_type} passes its layers several times, which is not known; give the config of a "
+            "model that passes each layer once"
+        )
     layers = layers_of(fields, model_type, defaults)
     if all(isinstance(layer, NoCache) for layer in layers):
         raise UnknownModelError(f"{name}: no layer keeps anything; give the config of a decoder model")
@@ -124,7 +127,7 @@ def _text_fields(root: Fields) -> tuple[Fields, str, ClassDefaults | None]:
     outer = root.text("model_type") or _type_of_architecture(root)
     fields, stated, defaults = root, outer, find_class_defaults(outer or "")
     inner: Mapping[str, object] = {}
-    has_cross = outer in _PAIRS or root.get("is_encoder_decoder") is True
+    has_cross = outer in _ENCODER_DECODERS or root.get("is_encoder_decoder") is True
     while True:
         has_cross = has_cross or (defaults is not None and defaults.has_cross)
         inner_type = defaults.text if defaults is not None else None
@@ -228,13 +231,13 @@ def _dtype(fields: Fields, root: Fields) -> str:
     if word is None:
         fields.note("dtype is absent: bfloat16 assumed")
         return "bf16"
-    dtype = _DTYPES.get(word.removeprefix("torch."))
-    if dtype is None:
+    fmt = format_of_dtype(word)
+    if fmt is None or fmt.name not in FORMATS:
         fields.note(f"dtype is {show(word)}: the cache is counted as bfloat16's")
         return "bf16"
-    if dtype == "f32":
+    if fmt == F32:
         fields.note("dtype is float32: the weights' as published; the cache is usually kept at 16 bits")
-    return dtype
+    return fmt.name
 
 
 def _first_of_lists(fields: Fields) -> dict[str, object]:

@@ -144,7 +144,10 @@ def index_key(fields: Fields) -> tuple[int, int | None]:
     if fields.silent("index_topk") is None:
         return 0, None
     if fields.integer("index_kpool", default=1) > 1:
-        raise UnknownModelError(f"{fields.where}: index_kpool is above 1: index keys of several tokens are not known")
+        raise UnknownModelError(
+            f"{fields.where}: index_kpool is {show(fields.get('index_kpool'))}: index keys of several tokens are not known; "
+            "give a config with index_kpool 1"
+        )
     return fields.integer("index_head_dim", high=MAX_WIDTH), fields.integer("index_topk")
 
 

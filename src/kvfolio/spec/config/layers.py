@@ -269,10 +269,16 @@ def _reader(fields: Fields, layers: list[LayerKind], index: int, source: int) ->
         return layers[index]
     kept = layers[source]
     if not isinstance(kept, FullAttention | SlidingWindow | LatentAttention):
-        raise UnknownModelError(f"{fields.where}: layer {index} shares the memory of a {kept.kind} layer; not known")
+        raise UnknownModelError(
+            f"{fields.where}: layer {index} shares the memory of a {kept.kind} layer, which is not known; known: layers "
+            "of full or window attention and latents; correct the fields that say which layers share"
+        )
     own = layers[index]
     if isinstance(own, LatentAttention) and own.index_width:
-        raise UnknownModelError(f"{fields.where}: layer {index} shares a latent but keeps index keys; not known")
+        raise UnknownModelError(
+            f"{fields.where}: layer {index} shares a latent but keeps index keys, which is not known; give it the index "
+            "of an earlier layer (indexer_types shared), or a latent of its own"
+        )
     return SharedCache(kept)
 
 

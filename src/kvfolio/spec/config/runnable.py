@@ -10,6 +10,7 @@ from kvfolio.errors import BrokenModelError, UnknownModelError
 from kvfolio.spec.config.class_defaults import find_class_defaults
 from kvfolio.spec.config.layers import layers_of
 from kvfolio.spec.fields import Fields, show
+from kvfolio.spec.formats import DTYPE_WORDS, FORMATS, format_of_dtype
 from kvfolio.spec.layers import FullAttention, PagedLayer, SlidingWindow
 from kvfolio.spec.model import Network, Rope, RunnableSpec
 from kvfolio.spec.ropes import FULL, SLIDING, gemma3_ropes_from_config, ropes_from_config, usable_context
@@ -38,7 +39,6 @@ _ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_python_tanh": "gelu_tanh",
 }
-_DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 # Where the class would assume the number of one checkpoint, weights of another would be misread.
 _REQUIRED = {
@@ -240,7 +240,7 @@ def _dtype(fields: Fields) -> str:
     if word is None:
         fields.note("dtype is absent: float32 assumed, as transformers loads it")
         return "f32"
-    dtype = _DTYPES.get(word.removeprefix("torch."))
-    if dtype is None:
-        raise UnknownModelError(f"{fields.where}: dtype {word!r} is not supported; known: {', '.join(_DTYPES)}")
-    return dtype
+    fmt = format_of_dtype(word)
+    if fmt is None or fmt.name not in FORMATS:
+        raise UnknownModelError(f"{fields.where}: dtype {word!r} is not supported; known: {', '.join(DTYPE_WORDS)}")
+    return fmt.name

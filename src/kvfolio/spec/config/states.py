@@ -1,6 +1,6 @@
 """How much a recurrent layer remembers: the numbers of its state and of the short convolution in front of it.
 
-Does not know which layers of a model are recurrent, nor attention: ``families.py`` asks for one layer.
+Does not know which layers of a model are recurrent, nor attention: ``layers.py`` asks for one layer.
 """
 
 from collections.abc import Callable
@@ -8,10 +8,8 @@ from dataclasses import dataclass
 
 from kvfolio.errors import BrokenModelError, UnknownModelError
 from kvfolio.spec.fields import Fields, show
-from kvfolio.spec.formats import BF16, F16, F32, Format
+from kvfolio.spec.formats import BF16, DTYPE_WORDS, F16, F32, FORMATS, Format, format_of_dtype
 from kvfolio.spec.layers import RecurrentState
-
-_FORMATS = {"float32": F32, "bfloat16": BF16, "float16": F16, "half": F16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,7 @@ def _model_format(fields: Fields) -> Format:
     if name is None:
         fields.note("dtype is absent: recurrent states counted as those of a bf16 model")
         return BF16
-    fmt = _FORMATS.get(name.removeprefix("torch."))
+    fmt = format_of_dtype(name)
     if fmt in (BF16, F16):
         return fmt
     fields.note(f"dtype is {name}: recurrent states counted as those of a bf16 model")
@@ -77,10 +75,10 @@ def _chosen_format(fields: Fields, model_format: Format) -> Format | None:
         return None
     if name == "auto":
         return model_format
-    fmt = _FORMATS.get(name.removeprefix("torch."))
-    if fmt is None:
+    fmt = format_of_dtype(name)
+    if fmt is None or fmt.name not in FORMATS:
         raise UnknownModelError(
-            f"{fields.where}: the dtype of recurrent states is {show(name)}; known: auto, {', '.join(_FORMATS)}"
+            f"{fields.where}: the dtype of recurrent states is {show(name)}; known: auto, {', '.join(DTYPE_WORDS)}"
         )
     return fmt
 
@@ -388,7 +386,7 @@ def _check_heads(fields: Fields, inner: int, heads_name: str, width_name: str, a
 
 def _divided(fields: Fields, whole: int, heads: int) -> int:
     if whole % heads:
-        raise BrokenModelError(f"{fields.where}: a width of {whole} does not divide into {heads} heads")
+        raise BrokenModelError(f"{fields.where}: a width of {whole} does not divide into {heads} heads; correct one of them")
     return whole // heads
 
 

@@ -6,6 +6,7 @@ Checked against transformers' own networks (``tests/parity/test_weight_count.py`
 
 from dataclasses import replace
 
+from kvfolio.spec.config.heads import hidden_size
 from kvfolio.spec.fields import Fields
 from kvfolio.spec.layers import CrossAttention, LayerKind, RecurrentState, parts_of
 from kvfolio.spec.model import WeightCount
@@ -16,11 +17,11 @@ from kvfolio.spec.weights.feed_forward import (
     replaced_by_matrix,
 )
 from kvfolio.spec.weights.mixers import MixerFacts, mixer_weights, read_mixer_facts
+from kvfolio.spec.weights.numbers import Weights
 from kvfolio.spec.weights.quantised import LayerPieces, published_bytes
 from kvfolio.spec.weights.towers import T5_TYPES, encoder_weights, tower_weights
-from kvfolio.spec.weights.traits import Traits, Weights, bare_type, traits_of
+from kvfolio.spec.weights.traits import Traits, bare_type, traits_of
 
-_HIDDEN = ("hidden_size", "n_embd", "d_model", "n_embed", "model_dim")
 # Learned positions: where their number stands, and how many more rows the table has.
 _POSITIONS = {
     "gpt2": ("n_positions", 0),
@@ -32,7 +33,8 @@ _POSITIONS = {
     "whisper": ("max_target_positions", 0),
 }
 _GUESSING = ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers")
-_PAIRS = ("moe_num_experts", "moe_intermediate_size")
+# Ernie-VL: one number for the experts of text tokens, one for those of image tokens.
+_TEXT_AND_IMAGE = ("moe_num_experts", "moe_intermediate_size")
 _FALCONS = ("falcon", "refinedweb", "refinedwebmodel")
 
 
@@ -47,10 +49,10 @@ def count_weights(fields: Fields, root: Fields, layers: tuple[LayerKind, ...], m
     traits = traits_of(kind)
     if kind in T5_TYPES:
         traits = replace(traits, gated="gated" in (fields.text("feed_forward_proj") or T5_TYPES[kind]))
-    hidden = fields.integer(*_HIDDEN)
+    hidden = hidden_size(fields)
     images = _image_experts(fields, hidden, kind)
     if images:
-        fields = fields.over({name: _of_pair(fields, name, 0) for name in _PAIRS})
+        fields = fields.over({name: _of_pair(fields, name, 0) for name in _TEXT_AND_IMAGE})
     facts = read_mixer_facts(fields, hidden, kind, traits)
     experts = read_experts(fields)
     feed_forward = feed_forward_weights(fields, layers, hidden, kind, traits, experts)
@@ -104,9 +106,9 @@ def _layers(
 
 def _image_experts(fields: Fields, hidden: int, kind: str) -> int:
     """Ernie-VL: numbers of one layer's experts for image tokens, which no generated token passes through."""
-    if not kind.startswith("ernie4_5_vl") or not any(isinstance(fields.get(name), list) for name in _PAIRS):
+    if not kind.startswith("ernie4_5_vl") or not any(isinstance(fields.get(name), list) for name in _TEXT_AND_IMAGE):
         return 0
-    count, width = (_of_pair(fields, name, 1) for name in _PAIRS)
+    count, width = (_of_pair(fields, name, 1) for name in _TEXT_AND_IMAGE)
     return count * (3 * hidden * width + hidden)
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from kvfolio.errors import BrokenModelError
 from kvfolio.spec.fields import Fields
 from kvfolio.spec.layers import LayerKind, NoCache, SharedCache
-from kvfolio.spec.weights.traits import NOTHING, Traits, Weights, bare_type, per_layer
+from kvfolio.spec.weights.numbers import NOTHING, Weights, per_layer
+from kvfolio.spec.weights.traits import Traits, bare_type
 
 _DENSE_WIDTH = (
     "dense_intermediate_size",

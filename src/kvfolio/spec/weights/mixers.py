@@ -6,6 +6,7 @@ come from its kind; the rest (ranks, convolutions, gates) from the fields.
 
 from dataclasses import dataclass
 
+from kvfolio.spec.config.heads import num_q_heads
 from kvfolio.spec.fields import Fields
 from kvfolio.spec.layers import (
     BlockSparse,
@@ -21,18 +22,9 @@ from kvfolio.spec.layers import (
     SharedCache,
     SlidingWindow,
 )
+from kvfolio.spec.weights.numbers import Weights
 from kvfolio.spec.weights.recurrent import recurrent_weights
-from kvfolio.spec.weights.traits import Traits, Weights, bare_type
-
-_HEADS = (
-    "num_attention_heads",
-    "n_head",
-    "n_heads",
-    "num_heads",
-    "decoder_attention_heads",
-    "attention_heads",
-    "num_query_heads",
-)
+from kvfolio.spec.weights.traits import Traits, bare_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +53,7 @@ def read_mixer_facts(fields: Fields, hidden: int, model_type: str, traits: Trait
     kind = bare_type(model_type)
     recurrent_only = not traits.feed_forward
     groups = fields.integer("num_gqa_groups", default=0, low=0) if kind == "openelm" else 0
-    heads = 1 if recurrent_only or groups else fields.integer(*_HEADS)
+    heads = 1 if recurrent_only or groups else num_q_heads(fields)
     other = fields.child("attention_other_setting") or Fields({}, fields.where)
     sparse = fields.child("sparse_attention_config") or Fields({}, fields.where)
     fixed = kind.startswith("qwen2")  # a bias whatever the fields say

@@ -10,9 +10,9 @@ from fractions import Fraction
 from math import ceil
 
 from kvfolio.spec.fields import Fields, show
-from kvfolio.spec.weights.traits import Weights
+from kvfolio.spec.formats import format_of_dtype
+from kvfolio.spec.weights.numbers import Weights
 
-_VALUE_BYTES = {"float32": 4, "float": 4, "float64": 8, "float8_e4m3fn": 1, "bfloat16": 2, "float16": 2, "half": 2}
 _LISTS = ("modules_to_not_convert", "ignore", "exclude_modules", "ignored_layers", "llm_int8_skip_modules")
 _PIECES = ("mixer", "dense", "shared", "routed")
 _EVERYWHERE = -1  # stands for every layer
@@ -77,10 +77,11 @@ def _value_bytes(fields: Fields, root: Fields) -> int:
     if name is None:
         fields.note("dtype is absent: bfloat16 assumed")
         return 2
-    size = _VALUE_BYTES.get(name.removeprefix("torch."))
-    if size is None:
+    fmt = format_of_dtype(name)
+    if fmt is None:
         fields.note(f"dtype is {show(name)}: weights counted at 2 bytes a number")
-    return size or 2
+        return 2
+    return fmt.value_bytes
 
 
 def _quantisation(fields: Fields, root: Fields) -> Fields | None:

@@ -5,7 +5,8 @@ Knows nothing of attention or of what the state takes in memory.
 
 from kvfolio.spec.fields import Fields
 from kvfolio.spec.layers import RecurrentState
-from kvfolio.spec.weights.traits import Weights, bare_type
+from kvfolio.spec.weights.numbers import Weights
+from kvfolio.spec.weights.traits import bare_type
 
 _STATE = ("mamba_d_state", "ssm_state_size", "state_size")
 _CONV = ("mamba_d_conv", "conv_kernel", "conv1d_width", "linear_conv_kernel_dim")
