@@ -1,4 +1,4 @@
-"""The table of floors in design.md: imports run downwards only, never sideways."""
+"""The table of floors: imports run downwards only, never sideways."""
 
 import pytest
 from rules import FLOORS, TORCH_FREE_ROOMS, find_cycle, floor_violations, module_name, python_files, table_violations

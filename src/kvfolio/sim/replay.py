@@ -162,7 +162,7 @@ def roofline_step_time(
     Bytes: all weights once, in the published dtype; and for each chunk of tokens [start, stop), in each layer, the
     cache from the first token that the query at ``start`` needs up to ``stop``, once, in ``fmt``. FLOPs: two a weight
     and token; and for each query 2 (k_width + v_width) a head and token it reads. Source: roofline model (Williams et
-    al., 2009); the counts are those of plan/compute.py. Norms, activations, sampling and moves count nothing.
+    al., 2009); the counts are those of planner/compute.py. Norms, activations, sampling and moves count nothing.
     """
     if not (bandwidth_bytes_per_s > 0 and flops_per_s > 0):
         raise OptionError(

@@ -12,7 +12,7 @@ from kvfolio.planner import capacity, sizes
 from kvfolio.planner.hardware import Device, devices
 from kvfolio.planner.options import PlanOptions
 from kvfolio.planner.parallel import DeviceShare, device_shares
-from kvfolio.planner.report import make_plan, plain
+from kvfolio.planner.report import Plan, make_plan, plain
 from kvfolio.planner.scene import published_weights_bytes, with_encoder
 from kvfolio.planner.steptime import Speeds, prefill_work, step_time
 from kvfolio.planner.whatif import what_if
@@ -29,7 +29,6 @@ DEVICES = (
 )
 SHORTEST, LONGEST = 1024, 1 << 20  # tokens, of the context slider
 MOST_USERS = 4096  # of the users slider
-AS_PUBLISHED = "as published"  # what ``what_if`` calls the model as it is
 _COUNTING = Speeds(1.0, None)  # where only bytes and FLOPs are asked for
 
 
@@ -269,15 +268,20 @@ def _ladders(
     """Names of the designs; their bytes [format][design][context]; and format → bytes [context] of the model itself."""
     silent = replace(axes.options.device, bandwidth_bytes_per_s=None)  # no speeds are asked for
     quiet = replace(axes.options, device=silent, devices=1, contexts=axes.contexts)
-    tables = []
-    for name, fmt in zip(axes.format_names, axes.formats, strict=True):
-        options = replace(quiet, kv_format=name)
-        if fmt.rope is None:
-            plans = {row.name: row.plan for row in what_if(spec, options)}
-        else:  # it stores latents, which other designs do not have
-            plans = {AS_PUBLISHED: make_plan(spec, options)}
-        tables.append({row: tuple(at.bytes for at in plan.contexts) for row, plan in plans.items()})
-    rows = tables[-1]  # the menu ends in a format for any design
-    designs = tuple(name for name in rows if name not in LADDER_FORMATS)
-    ladders = [tuple(table.get(name) for name in designs) for table in tables]
-    return designs, ladders, {name: rows[name] for name in LADDER_FORMATS}
+    asked = {name: replace(quiet, kv_format=name) for name in axes.format_names}
+    of_latents = {name for name, fmt in zip(axes.format_names, axes.formats, strict=True) if fmt.rope is not None}
+    found = {name: what_if(spec, options) for name, options in asked.items() if name not in of_latents}
+    rows = found[FORMATS[-1]]  # which is for any design
+    designs = tuple(row.name for row in rows if row.sort != "format")
+    no_others = (None,) * (len(designs) - 1)  # a format of latents says nothing of other designs
+    ladders: list[tuple[tuple[int, ...] | None, ...]] = [
+        (_bytes_over(make_plan(spec, options)), *no_others)
+        if name in of_latents
+        else tuple(_bytes_over(row.plan) for row in found[name] if row.sort != "format")
+        for name, options in asked.items()
+    ]
+    return designs, ladders, {row.name: _bytes_over(row.plan) for row in rows if row.sort == "format"}
+
+
+def _bytes_over(plan: Plan) -> tuple[int, ...]:
+    return tuple(at.bytes for at in plan.contexts)

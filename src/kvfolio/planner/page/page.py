@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shlex
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -20,8 +19,9 @@ from kvfolio.planner.options import PlanOptions
 from kvfolio.planner.page.figures import PLOTS, Plot, plotly_script
 from kvfolio.planner.page.grids import DeviceRow, make_grid
 from kvfolio.planner.report import LayerReport, Plan, make_plan
+from kvfolio.planner.words import KIND_WORDS
 from kvfolio.spec.model import ModelSpec
-from kvfolio.units import format_bytes, format_count, format_decimal_bytes
+from kvfolio.units import format_bytes, format_count, format_decimal_bytes, format_params
 
 FILES = Path(__file__).with_name("files")
 SCRIPTS = ("formulas.js", "words.js", "plots.js", "page.js")  # in the order in which they need each other
@@ -41,15 +41,20 @@ _ARGUMENTS = (  # options that the page has no control for
 
 
 def write_page(
-    specs: Sequence[ModelSpec], options: PlanOptions, path: Path, sources: Sequence[str] | None = None
+    specs: Sequence[ModelSpec],
+    options: PlanOptions,
+    path: Path,
+    sources: Sequence[str] | None = None,
+    version: str = "",
 ) -> None:
     """Write the page of ``specs`` under ``options`` to ``path``; a file that was there stays whole until then.
 
     ``sources``: what each model was read from, as typed, for the command that the page shows; None: their names.
+    ``version``: of kvfolio, as it is to be printed.
     Raises OptionError for pipeline stages, weights that are not known, options at odds with a model, a missing plotly
     and a file that cannot be written.
     """
-    text = page_text(specs, options, sources)
+    text = page_text(specs, options, sources, version)
     try:
         target = path.resolve()
         if target.exists() and not target.is_file():  # a folder is refused; a pipe or /dev/null is not to be replaced
@@ -77,9 +82,10 @@ def page_text(
     specs: Sequence[ModelSpec],
     options: PlanOptions,
     sources: Sequence[str] | None = None,
+    version: str = "",
     date: str | None = None,
 ) -> str:
-    """The whole page. ``date``: as it is to be printed; None: today's. ``sources`` and errors as in ``write_page``."""
+    """The whole page. ``date``: as it is to be printed; None: today's. The rest, and errors, as in ``write_page``."""
     plans = _plans(specs, options)
     script = plotly_script()
     grid = make_grid(specs, options)
@@ -89,7 +95,7 @@ def page_text(
         "title": _escaped(
             f"KV cache plan: {', '.join(names[:3])}" + (f" and {len(names) - 3} more" if names[3:] else "")
         ),
-        "version": _escaped(_version()),
+        "version": _escaped(f"kvfolio {version}".rstrip()),
         "date": _escaped(date or _today()),
         "style": (FILES / "style.css").read_text(encoding="utf-8"),
         "plans": "\n".join(_plan_table(plan) for plan in plans),
@@ -127,11 +133,6 @@ def _plans(specs: Sequence[ModelSpec], options: PlanOptions) -> list[Plan]:
 
 
 # ---- words and data -------------------------------------------------------------------------------------------------
-
-
-def _version() -> str:
-    # The package's own names stand above this room; by the time a page is asked for, they are loaded.
-    return str(getattr(sys.modules[__name__.partition(".")[0]], "__version__", "unknown"))
 
 
 def _today() -> str:
@@ -219,7 +220,7 @@ def _facts(index: int, plan: Plan) -> str:
     reads = "not said" if model.max_context is None else f"{model.max_context:,} tokens"
     notes = "".join(f"<li>{_escaped(note)}</li>" for note in plan.assumptions) or "<li>none</li>"
     sizes = (
-        f"{format_count(model.num_parameters)} parameters, {format_count(model.num_active_parameters)} active; weights "
+        f"{format_params(model.num_parameters)} parameters, {format_params(model.num_active_parameters)} active; weights "
         f"{format_bytes(plan.weights_bytes)} ({format_decimal_bytes(plan.weights_bytes)}); longest context: {reads}"
     )
     return (
@@ -244,7 +245,7 @@ def _layer_table(layers: Sequence[LayerReport], fmt: str) -> str:
     rows = [
         (
             f"{layer.num_layers}",
-            layer.kind.replace("_", " "),
+            KIND_WORDS[layer.kind].long,
             f"{layer.num_kv_heads}" if layer.num_kv_heads else "–",
             _width(layer),
             "–" if layer.window is None else f"{layer.window:,}",

@@ -66,8 +66,8 @@ def spec_from_config(config: Mapping[str, object], name: str) -> ModelSpec:
     _refuse_encoders(fields)
     if model_type in LOOPED:
         raise UnknownModelError(
-            f"{name}: model_type {model_type} passes its layers several times, which is not known; give the config of a "
-            "model that passes each layer once"
+            f"{name}: model_type {model_type} passes its layers several times, which is not known; "
+            "give the config of a model that passes each layer once"
         )
     layers = layers_of(fields, model_type, defaults)
     if all(isinstance(layer, NoCache) for layer in layers):

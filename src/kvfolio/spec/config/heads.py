@@ -143,10 +143,11 @@ def index_key(fields: Fields) -> tuple[int, int | None]:
     """(numbers of one token's index key, tokens it chooses); (0, None) without an index (DeepSeek sparse attention)."""
     if fields.silent("index_topk") is None:
         return 0, None
-    if fields.integer("index_kpool", default=1) > 1:
+    pooled = fields.integer("index_kpool", default=1)
+    if pooled > 1:
         raise UnknownModelError(
-            f"{fields.where}: index_kpool is {show(fields.get('index_kpool'))}: index keys of several tokens are not known; "
-            "give a config with index_kpool 1"
+            f"{fields.where}: index_kpool is {pooled:,}: index keys that stand for several tokens are not known; known: 1, "
+            "one a token; correct the field, or take a model with one a token"
         )
     return fields.integer("index_head_dim", high=MAX_WIDTH), fields.integer("index_topk")
 

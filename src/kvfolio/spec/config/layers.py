@@ -270,14 +270,14 @@ def _reader(fields: Fields, layers: list[LayerKind], index: int, source: int) ->
     kept = layers[source]
     if not isinstance(kept, FullAttention | SlidingWindow | LatentAttention):
         raise UnknownModelError(
-            f"{fields.where}: layer {index} shares the memory of a {kept.kind} layer, which is not known; known: layers "
-            "of full or window attention and latents; correct the fields that say which layers share"
+            f"{fields.where}: layer {index} shares the memory of a {kept.kind} layer, which is not known; "
+            "known: full attention, windows and latents; correct the fields that say which layers share"
         )
     own = layers[index]
     if isinstance(own, LatentAttention) and own.index_width:
         raise UnknownModelError(
-            f"{fields.where}: layer {index} shares a latent but keeps index keys, which is not known; give it the index "
-            "of an earlier layer (indexer_types shared), or a latent of its own"
+            f"{fields.where}: layer {index} shares a latent but keeps index keys, which is not known; "
+            "correct the fields that say which layers share, or indexer_types: shared where it keeps none"
         )
     return SharedCache(kept)
 

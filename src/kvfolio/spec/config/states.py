@@ -386,7 +386,9 @@ def _check_heads(fields: Fields, inner: int, heads_name: str, width_name: str, a
 
 def _divided(fields: Fields, whole: int, heads: int) -> int:
     if whole % heads:
-        raise BrokenModelError(f"{fields.where}: a width of {whole} does not divide into {heads} heads; correct one of them")
+        raise BrokenModelError(
+            f"{fields.where}: a width of {whole} does not divide into {heads} heads; correct one of them"
+        )
     return whole // heads
 
 

@@ -12,7 +12,7 @@ from kvfolio.spec.config.runnable import MAX_LAYERS
 from kvfolio.spec.fields import Fields
 from kvfolio.spec.gguf.architectures import KNOWN, STATES_BESIDE_ATTENTION, STATES_ONLY, architecture_of
 from kvfolio.spec.gguf.header import GgufHeader, part_names
-from kvfolio.spec.gguf.keys import Blocks, flags, integers
+from kvfolio.spec.gguf.keys import LayerCounts, flags, integers
 from kvfolio.spec.gguf.states import may_keep_states, recurrent_layers, state_of
 from kvfolio.spec.gguf.weights import count_weights, first_part, parts_at_hand, stored_format
 from kvfolio.spec.gguf.windows import Windows, windows_of
@@ -46,11 +46,11 @@ def spec_from_gguf(header: GgufHeader) -> ModelSpec:
     """
     header = first_part(header)
     architecture, fields = architecture_of(header)
-    blocks = _blocks(fields, architecture)
-    heads, kv_heads = _heads(fields, architecture, blocks)
+    blocks = _layer_counts(fields, architecture)
+    heads, kv_heads = _heads(fields, architecture, counts)
     parts = parts_at_hand(header, fields)
     shapes = {tensor.name: tensor.shape for part in parts for tensor in part.tensors}
-    layers = _layers(shapes, fields, architecture, blocks, (heads, kv_heads))
+    layers = _layers(shapes, fields, architecture, counts, (heads, kv_heads))
     _check_tensors(shapes, fields, architecture, layers)
     names = part_names(header.path)
     return ModelSpec(
@@ -66,28 +66,28 @@ def spec_from_gguf(header: GgufHeader) -> ModelSpec:
     )
 
 
-def _blocks(fields: Fields, architecture: str) -> Blocks:
+def _layer_counts(fields: Fields, architecture: str) -> LayerCounts:
     key = "decoder_block_count" if architecture == "t5" and fields.names("decoder_block_count") else "block_count"
     total = fields.integer(key, high=MAX_LAYERS)
     drafting = fields.integer("nextn_predict_layers", default=0, low=0)
     if drafting >= total:
-        raise fields.wrong("nextn_predict_layers", drafting, f"a whole number below the {total} blocks")
+        raise fields.wrong("nextn_predict_layers", drafting, f"a whole number below the {total} layers")
     if drafting:
-        fields.note(f"the last {drafting} of {total} blocks only draft tokens: not counted in the cache")
-    return Blocks(total, total - drafting)
+        fields.note(f"the last {drafting} of {total} layers only draft tokens: not counted in the cache")
+    return LayerCounts(total, total - drafting)
 
 
-def _heads(fields: Fields, architecture: str, blocks: Blocks) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _heads(fields: Fields, architecture: str, counts: LayerCounts) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Query heads and key/value heads of every layer; 0: no attention there."""
     if architecture in STATES_ONLY:
-        return (0,) * blocks.layers, (0,) * blocks.layers
+        return (0,) * counts.model, (0,) * counts.model
     low = 0 if may_keep_states(fields, architecture) else 1
-    heads = integers(fields, "attention.head_count", blocks, low=low)
+    heads = integers(fields, "attention.head_count", counts, low=low)
     if fields.get("attention.head_count_kv") is None:
         if architecture not in KNOWN:
             fields.note(f"{fields.prefix}attention.head_count_kv is absent: as many as query heads")
         return heads, heads
-    kv_heads = integers(fields, "attention.head_count_kv", blocks, low=low)
+    kv_heads = integers(fields, "attention.head_count_kv", counts, low=low)
     return heads, kv_heads
 
 
@@ -111,21 +111,21 @@ def _layers(
     shapes: Shapes,
     fields: Fields,
     architecture: str,
-    blocks: Blocks,
+    counts: LayerCounts,
     heads: tuple[tuple[int, ...], tuple[int, ...]],
 ) -> tuple[LayerKind, ...]:
     q_heads, kv_heads = heads
-    recurrent = recurrent_layers(fields, architecture, blocks, kv_heads)
+    recurrent = recurrent_layers(fields, architecture, counts, kv_heads)
     state = state_of(fields, architecture, max(q_heads)) if any(recurrent) else None
     if architecture == "deepseek4":
-        return _compressed(fields, blocks)
+        return _compressed(fields, counts)
     beside = architecture in STATES_BESIDE_ATTENTION
     attention = None
     if any(kv and (beside or not alone) for kv, alone in zip(kv_heads, recurrent, strict=True)):
-        attention = _attention(shapes, fields, architecture, blocks, q_heads)
-    own = blocks.layers - _shared_layers(fields, architecture, blocks)
+        attention = _attention(shapes, fields, architecture, counts, q_heads)
+    own = counts.model - _shared_layers(fields, architecture, counts)
     layers: list[LayerKind] = []
-    for index in range(blocks.layers):
+    for index in range(counts.model):
         kind: SingleKind = NoCache()
         if attention is not None and kv_heads[index] and (beside or not recurrent[index]):
             kind = _kind(fields, attention, index, (q_heads[index], kv_heads[index]))
@@ -143,17 +143,17 @@ def _layers(
 
 
 def _attention(
-    shapes: Shapes, fields: Fields, architecture: str, blocks: Blocks, q_heads: tuple[int, ...]
+    shapes: Shapes, fields: Fields, architecture: str, counts: LayerCounts, q_heads: tuple[int, ...]
 ) -> _Attention:
     k_width, v_width = _width(fields, "key", q_heads), _width(fields, "value", q_heads)
     index_width = fields.integer("attention.indexer.key_length", default=0, low=0)
     latent = _latent(fields, max(q_heads), k_width)
-    indexed, top_k = (False,) * blocks.layers, 0
+    indexed, top_k = (False,) * counts.model, 0
     chooses = indexed
     if index_width:
         top_k = fields.integer("attention.indexer.top_k")
-        indexed = _indexed(shapes, fields, architecture, blocks)
-        chooses = (True,) * blocks.layers
+        indexed = _indexed(shapes, fields, architecture, counts)
+        chooses = (True,) * counts.model
         if architecture == "minimax-m3":
             top_k, chooses = top_k * fields.integer("attention.indexer.block_size"), indexed
         elif latent is None:
@@ -166,7 +166,7 @@ def _attention(
         v_width=v_width,
         windowed_k_width=fields.integer("attention.key_length_swa", default=k_width),
         windowed_v_width=fields.integer("attention.value_length_swa", default=v_width),
-        windows=windows_of(fields, architecture, blocks),
+        windows=windows_of(fields, architecture, counts),
         latent=latent,
         index_width=index_width,
         top_k=top_k,
@@ -245,19 +245,19 @@ def _latent(fields: Fields, num_heads: int, k_width: int) -> LatentAttention | N
     return LatentAttention(rank, rope_width, num_heads, expanded_k, expanded_v)
 
 
-def _indexed(shapes: Shapes, fields: Fields, architecture: str, blocks: Blocks) -> tuple[bool, ...]:
+def _indexed(shapes: Shapes, fields: Fields, architecture: str, counts: LayerCounts) -> tuple[bool, ...]:
     """For each layer whether it keeps an index key; the others of a latent model reuse an earlier layer's choice."""
-    listed = flags(fields, "attention.indexer.types", blocks)
+    listed = flags(fields, "attention.indexer.types", counts)
     if listed is not None:
         return listed
     if architecture == "minimax-m3":
         dense = fields.integer("leading_dense_block_count", default=0, low=0)
-        return tuple(index >= dense for index in range(blocks.layers))
+        return tuple(index >= dense for index in range(counts.model))
     found = {name.split(".")[1] for name in shapes if ".indexer." in name}
-    return tuple(not found or str(index) in found for index in range(blocks.layers))
+    return tuple(not found or str(index) in found for index in range(counts.model))
 
 
-def _compressed(fields: Fields, blocks: Blocks) -> tuple[LayerKind, ...]:
+def _compressed(fields: Fields, counts: LayerCounts) -> tuple[LayerKind, ...]:
     """DeepSeek-V4: a window of vectors that are key and value at once, behind it compressed ones."""
     key = "attention.compress_ratios"
     if fields.get(key) is None:
@@ -272,19 +272,19 @@ def _compressed(fields: Fields, blocks: Blocks) -> tuple[LayerKind, ...]:
         4: CompressedSparse(width, 4, window, index_width, top_k),
         128: CompressedSparse(width, 128, window),
     }
-    ratios = integers(fields, key, blocks)
+    ratios = integers(fields, key, counts)
     for ratio in ratios:
         if ratio not in by_ratio:
             raise UnknownModelError(f"{fields.where}: {fields.prefix}{key} holds {ratio:,}; known: 0, 4 and 128")
     return tuple(by_ratio[ratio] for ratio in ratios)
 
 
-def _shared_layers(fields: Fields, architecture: str, blocks: Blocks) -> int:
+def _shared_layers(fields: Fields, architecture: str, counts: LayerCounts) -> int:
     """How many layers, counted from the last, read what an earlier one stored."""
-    usual = max(0, blocks.layers - _GEMMA3N_OWN_LAYERS) if architecture == "gemma3n" else 0
+    usual = max(0, counts.model - _GEMMA3N_OWN_LAYERS) if architecture == "gemma3n" else 0
     shared = fields.integer("attention.shared_kv_layers", default=usual, low=0)
-    if shared >= blocks.layers:
-        raise fields.wrong("attention.shared_kv_layers", shared, f"a whole number below the {blocks.layers} layers")
+    if shared >= counts.model:
+        raise fields.wrong("attention.shared_kv_layers", shared, f"a whole number below the {counts.model} layers")
     return shared
 
 

@@ -16,7 +16,7 @@ from kvfolio.spec.gguf.architectures import (
     STATES_ONLY,
     STATES_WHERE_NO_FEED_FORWARD,
 )
-from kvfolio.spec.gguf.keys import Blocks, flags, integers
+from kvfolio.spec.gguf.keys import LayerCounts, flags, integers
 from kvfolio.spec.layers import RecurrentState
 
 _USUAL_STRIDE = 4  # every fourth layer of the Qwen hybrids is attention
@@ -37,21 +37,21 @@ def may_keep_states(fields: Fields, architecture: str) -> bool:
     return bool(found)
 
 
-def recurrent_layers(fields: Fields, architecture: str, blocks: Blocks, kv_heads: tuple[int, ...]) -> tuple[bool, ...]:
+def recurrent_layers(fields: Fields, architecture: str, counts: LayerCounts, kv_heads: tuple[int, ...]) -> tuple[bool, ...]:
     """For each layer whether it keeps a state."""
     if not may_keep_states(fields, architecture):
-        return (False,) * blocks.layers
+        return (False,) * counts.model
     if architecture in STATES_ONLY or architecture in STATES_BESIDE_ATTENTION:
-        return (True,) * blocks.layers
-    listed = flags(fields, _LIST, blocks)
+        return (True,) * counts.model
+    listed = flags(fields, _LIST, counts)
     if listed is not None:
         return listed
     if architecture in STATES_BY_STRIDE or (architecture not in KNOWN and fields.get(_STRIDE) is not None):
         stride = fields.integer(_STRIDE, assume=_USUAL_STRIDE)
-        return tuple((index + 1) % stride != 0 for index in range(blocks.layers))
+        return tuple((index + 1) % stride != 0 for index in range(counts.model))
     without = tuple(heads == 0 for heads in kv_heads)
     if architecture in STATES_WHERE_NO_FEED_FORWARD:
-        widths = integers(fields, "feed_forward_length", blocks)
+        widths = integers(fields, "feed_forward_length", counts)
         return tuple(none and width == 0 for none, width in zip(without, widths, strict=True))
     if architecture not in KNOWN and not any(without):
         raise UnknownModelError(
