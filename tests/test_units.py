@@ -8,6 +8,7 @@ from kvfolio.units import (
     format_bytes,
     format_count,
     format_decimal_bytes,
+    format_params,
     format_seconds,
     format_tokens,
     parse_bytes,
@@ -54,6 +55,13 @@ def test_an_enough_size_can_be_typed_and_is_enough(num_bytes: int) -> None:
 def test_seconds_and_counts_keep_three_figures() -> None:
     assert [format_seconds(seconds) for seconds in (2e-5, 0.0123, 1.234)] == ["20 µs", "12.3 ms", "1.23 s"]
     assert [format_count(count) for count in (999, 134_515_008, 2.1e12)] == ["999", "134.52 M", "2.10 T"]
+
+
+def test_parameters_are_printed_with_the_letters_of_model_names() -> None:
+    counts = (0, 999, 42_000, 134_515_008, 8_030_261_248, 999_999_999, 1_029_173_256_720)
+    assert [format_params(count) for count in counts] == [
+        *("0", "999", "42.00 K", "134.52 M", "8.03 B", "1.00 B", "1.03 T"),
+    ]
 
 
 def test_weights_on_a_card_are_named_in_both_units_each_with_its_own_label() -> None:

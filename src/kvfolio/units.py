@@ -113,9 +113,9 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_params(count: int) -> str:
-    """A number of parameters in the letters that model sizes are spoken of with: ``134.52 M``, ``8.03 B``, ``1.03 T``."""
+    """A number of parameters with the letters that model sizes are spoken of with: ``134.52 M``, ``8.03 B``."""
     for size, letter in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K")):
-        if round(count / size, 2) >= 1:  # as printed: 999,999,999 is 1.00 B
+        if count >= 0.999995 * size:  # what would be printed as 1000.00 of the next smaller
             return f"{count / size:.2f} {letter}"
     return str(count)
 

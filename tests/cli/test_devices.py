@@ -57,6 +57,14 @@ def test_the_whole_table_fits_a_terminal_of_80_columns() -> None:
     assert all(len(line.split()) == 8 for line in result.stdout.splitlines()[1:-2])
 
 
+def test_json_has_these_keys_and_no_others() -> None:
+    (device,) = json.loads(run("h100-sxm", "--json").stdout)["devices"]
+    assert list(device) == [
+        *("name", "vendor", "memory_bytes", "bandwidth_bytes_per_s", "bf16_flops", "fp8_flops", "tdp_w"),
+        *("source", "notes", "driver_bytes"),
+    ]
+
+
 def test_json_is_one_object_in_bytes() -> None:
     answer = json.loads(run("h100", "--json").stdout)
     assert [device["name"] for device in answer["devices"]] == ["h100-pcie", "h100-sxm", "h100-nvl"]
@@ -141,6 +149,13 @@ def test_this_machine_is_measured_once_and_kept(
     assert verb.this_device() == verb.device_of(" This ") == device
     assert measured == ["Test CPU, 2 cores"]
     assert (device.bandwidth_bytes_per_s, device.bf16_flops) == (10**9, 2e11)
+
+
+def test_a_name_is_looked_up_and_no_name_is_no_device() -> None:
+    assert verb.device_of("H100 SXM").name == "h100-sxm"
+    assert verb.device_of(None) is None
+    with pytest.raises(OptionError, match="unknown device"):
+        verb.device_of("abacus")
 
 
 def test_a_kept_profile_is_used_with_a_word_on_its_date(

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
+import kvfolio
 from kvfolio.cli.models import attention_words, model_table, models
 from kvfolio.errors import UnknownModelError
 from kvfolio.spec.catalogue import catalogue, find_entry, spec_of_entry
@@ -50,7 +51,7 @@ def test_a_narrow_terminal_cuts_neither_names_nor_numbers() -> None:
     ("name", "words"),
     [
         ("deepseek-v3", "61 MLA"),
-        ("deepseek-v3.2", "61 MLA sparse"),
+        ("deepseek-v3.2", "61 indexed MLA"),
         ("deepseek-v4-flash", "21 compressed 1/4 · 20 compressed 1/128 · 2 window 128"),
         ("gemma-3-27b", "52 window 1,024 · 10 full"),
         ("llama-3.2-11b-vision", "32 full · 8 cross"),
@@ -76,10 +77,24 @@ def test_json_is_one_object_with_stable_keys() -> None:
     answer = json.loads(run("Llama-3.1-8B", "--json"))
     (model,) = answer["models"]
     assert model["name"] == "llama-3.1-8b"
-    assert (model["num_params"], model["weight_bytes"], model["layers"]) == (8_030_261_248, 16_060_522_496, 32)
-    assert (model["kv_bytes_per_token"], model["kv_fixed_bytes"], model["max_context"]) == (131_072, 0, 131_072)
-    assert {"repo", "aliases", "num_active_params", "attention", "source", "assumptions"} <= model.keys()
+    assert list(model) == [
+        *("name", "repo", "aliases", "num_parameters", "num_active_parameters", "weights_bytes", "num_layers"),
+        *("attention", "bytes_per_token", "bytes_fixed", "max_context", "source", "assumptions"),
+    ]
+    assert (model["num_parameters"], model["weights_bytes"], model["num_layers"]) == (8_030_261_248, 16_060_522_496, 32)
+    assert (model["bytes_per_token"], model["bytes_fixed"], model["max_context"]) == (131_072, 0, 131_072)
     assert len(json.loads(run("--json"))["models"]) == len(catalogue())
+
+
+@pytest.mark.parametrize("name", ["gemma-3-27b", "deepseek-v3.2", "qwen3-next-80b-a3b"])
+def test_what_a_plan_says_too_is_called_as_it_is_there_and_is_the_same(name: str) -> None:
+    (model,) = json.loads(run(name, "--json"))["models"]
+    planned = kvfolio.plan(name)
+    shared = (planned, planned.model, planned.kv)
+    sizes = ("weights_bytes", "bytes_per_token", "bytes_fixed")
+    for key in ("num_parameters", "num_active_parameters", "max_context", *sizes):
+        (value,) = [getattr(part, key) for part in shared if hasattr(part, key)]
+        assert model[key] == value, key
 
 
 def test_a_text_finds_names_and_hub_ids_in_any_case() -> None:

@@ -12,10 +12,10 @@ pytest.importorskip("transformers")
 
 import torch
 
-from kvfolio.engine.measured import MeasuredTensor
+from kvfolio.engine.measured import MeasuredCache, MeasuredTensor
 from kvfolio.engine.meta_cache import ENCODER_TOKENS, measure_cache
 from kvfolio.engine.meta_values import NoValues
-from kvfolio.engine.verify import Verification, verify
+from kvfolio.engine.verify import Verification, check_layers, verify
 from kvfolio.errors import OptionError, UnknownModelError
 from kvfolio.spec.config.families import spec_from_config
 
@@ -167,6 +167,34 @@ def test_states_differ_by_dtype_and_by_one_column_of_the_convolution() -> None:
         "the state is float32",
         "transformers keeps kernel columns of the convolution, not kernel - 1",
     ]
+
+
+def as_if_in(dtype: str, measured: MeasuredCache) -> MeasuredCache:
+    """``measured`` with every tensor in ``dtype``."""
+    layers = tuple(
+        dataclasses.replace(layer, tensors=tuple(dataclasses.replace(tensor, dtype=dtype) for tensor in layer.tensors))
+        for layer in measured.layers
+    )
+    return dataclasses.replace(measured, layers=layers)
+
+
+def test_a_state_in_a_dtype_that_no_plan_has_is_a_difference_with_a_name() -> None:
+    checks = check_layers(spec_from_config(SCANNED, "a test"), as_if_in("float64", measure_cache(SCANNED, 8)))
+    state = "the state is float64 in transformers, bf16 in the plan"
+    assert [why.num_bytes for check in checks for why in check.differences if why.reason == state] == [64 * 4 * 6] * 2
+    assert all(check.explained for check in checks)
+    assert sum(why.num_bytes for why in checks[0].differences) == checks[0].measured_bytes - checks[0].planned_bytes
+
+
+def test_a_dtype_of_unknown_width_is_refused_by_name() -> None:
+    with pytest.raises(UnknownModelError, match="in float4_e2m1fn_x2, whose width is not known"):
+        check_layers(spec_from_config(SCANNED, "a test"), as_if_in("float4_e2m1fn_x2", measure_cache(SCANNED, 8)))
+
+
+@pytest.mark.parametrize(("word", "dtype"), [("half", "float16"), ("torch.float16", "float16"), ("float", "float32")])
+def test_a_model_is_made_in_the_dtype_that_its_config_names(word: str, dtype: str) -> None:
+    measured = measure_cache({**PLAIN, "torch_dtype": word}, 8)
+    assert {tensor.dtype for layer in measured.layers for tensor in layer.tensors} == {dtype}
 
 
 def test_a_scan_in_python_sees_few_tokens() -> None:

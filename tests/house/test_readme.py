@@ -93,12 +93,15 @@ def test_every_verb_is_in_the_readme(readme: str) -> None:
 
 
 def test_every_python_example_in_the_readme_compiles(readme: str) -> None:
-    for number, body in enumerate(fences(readme, "python", "py"), start=1):
+    examples = fences(readme, "python", "py")
+    assert examples
+    for number, body in enumerate(examples, start=1):
         compile(body, f"README.md, Python example {number}", "exec")
 
 
 def test_every_benchmark_in_the_readme_is_a_file(readme: str) -> None:
     named = set(re.findall(r"\bbenchmarks/[\w/]+\.py\b", readme))
+    assert named
     assert sorted(name for name in named if not (ROOT / name).is_file()) == []
 
 

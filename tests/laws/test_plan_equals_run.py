@@ -4,9 +4,11 @@ Knows nothing of how either counts.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import tiny_gguf
 from served import FAMILIES, greedy
 from tiny import some_tokens
 
@@ -29,6 +31,19 @@ def test_the_planner_reads_the_layers_that_the_engine_runs(
     assert planned.layers == run.layers
     assert planned.max_context == run.max_context
     assert planned.num_params == run.num_params
+
+
+@every_family
+def test_the_planner_reads_the_layers_that_the_engine_runs_from_a_gguf_file_too(
+    name: str, served_model: "Callable[[str], TinyModel]", tmp_path: Path
+) -> None:
+    file = tiny_gguf.write(served_model(name), tmp_path / "tiny.gguf")
+    planned, run = kvfolio.read_model(file), open_model(file).spec
+    assert planned.layers == run.layers
+    assert (planned.max_context, planned.dtype, planned.num_q_heads) == (run.max_context, run.dtype, run.num_q_heads)
+    assert planned.num_params == run.num_params
+    if name != "mistral":  # llama.cpp has no window for it
+        assert run.layers == open_model(served_model(name).folder).spec.layers
 
 
 @pytest.mark.parametrize(("kv_format", "block_tokens"), [("bf16", 16), ("int8", 4), ("bf16/int8", 64)])

@@ -39,7 +39,7 @@ def test_a_tiny_gguf_file_gives_the_logits_of_transformers(
 ) -> None:
     model, text = tiny_model(name), some_tokens(33)
     file = tiny_gguf.write(model, tmp_path / "tiny.gguf", GGMLQuantizationType[kind])
-    # The spec is the folder's: a GGUF header cannot express the layer pattern of this tiny gemma3.
+    # The spec is the folder's: a GGUF header cannot express the attention scale of this tiny gemma3.
     source = replace(open_model(model.folder), path=file, kind="gguf", header=read_header(file))
     expected = logits_of_transformers(file, model.model.config, text)
     torch.testing.assert_close(logits_of(source, text), expected, atol=1e-4, rtol=0)

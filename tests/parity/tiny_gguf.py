@@ -51,7 +51,10 @@ def _write_numbers(writer: gguf.GGUFWriter, config: object) -> None:
     if getattr(config, "head_dim", None):
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
-    if config.model_type != "gemma3_text":
+    if config.model_type == "gemma3_text":
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
+    else:
         writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
 
 

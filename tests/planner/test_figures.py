@@ -14,7 +14,7 @@ import pytest
 
 from kvfolio.errors import OptionError
 from kvfolio.planner import capacity, sizes
-from kvfolio.planner.hardware import Device, devices, find_device
+from kvfolio.planner.hardware import Device, find_device
 from kvfolio.planner.options import PlanOptions, read_options
 from kvfolio.planner.page.figures import PLOTS, plotly_script
 from kvfolio.planner.page.grids import COUNTS, DEVICES, FORMATS, make_grid
@@ -273,10 +273,10 @@ def test_auto_stands_on_16_bits_and_an_empty_context_on_the_least_that_a_slider_
     assert grid.contexts[grid.chosen["context"]] == 1
 
 
-def test_the_menu_has_well_known_devices_of_the_table_only() -> None:
-    assert set(DEVICES) <= {device.name for device in devices()}
+def test_the_menu_has_well_known_devices_with_the_numbers_of_the_table() -> None:
     grid = make_grid([LLAMA], OPTIONS)
     assert [row.name for row in grid.devices] == list(DEVICES)
+    assert all(row.memory_bytes == find_device(row.name).memory_bytes for row in grid.devices)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import kvfolio
 from kvfolio.cli import main
 from kvfolio.errors import OptionError
 from kvfolio.planner.hardware import Device
@@ -89,7 +90,7 @@ class Seen(HTMLParser):
 
 @pytest.fixture(scope="module")
 def page() -> str:
-    return page_text([LLAMA, LATENT, WINDOWS], OPTIONS, date="2026-01-31")
+    return page_text([LLAMA, LATENT, WINDOWS], OPTIONS, version="1.2.3", date="2026-01-31")
 
 
 @pytest.fixture(scope="module")
@@ -156,10 +157,16 @@ def test_without_scripts_the_plan_as_asked_is_there(seen: Seen) -> None:
         assert text in seen.words
 
 
-def test_it_says_when_and_by_what_it_was_made_and_what_is_assumed(seen: Seen) -> None:
-    import kvfolio
+def test_the_command_line_signs_its_page_with_its_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    monkeypatch.setattr(sys, "argv", ["kvfolio", "plan", "gpt2", "--html", str(page)])
+    with contextlib.suppress(SystemExit):
+        main()
+    assert f"Made by kvfolio {kvfolio.__version__} on " in page.read_text(encoding="utf-8")
 
-    assert f"kvfolio {kvfolio.__version__} · 2026-01-31" in seen.words
+
+def test_it_says_when_and_by_what_it_was_made_and_what_is_assumed(seen: Seen) -> None:
+    assert "kvfolio 1.2.3 · 2026-01-31" in seen.words
     for assumption in make_plan(LLAMA, OPTIONS).assumptions:
         assert assumption in seen.words
     assert OPTIONS.device.source in seen.words
@@ -376,3 +383,9 @@ def test_the_command_on_the_page_gives_the_numbers_on_the_page(
     assert (plan["kv"]["format"], plan["step"]["users"], plan["step"]["context"]) == ("int4", 3, 5000)
     assert text_of(dom, "fit") == f"{plan['users']['reserved']:,}"
     assert text_of(dom, "total-speed") == f"{plan['step']['tokens_per_s_total']:,.0f}"
+
+
+def test_a_mean_and_a_prefix_need_not_fit_every_context_of_the_page(tmp_path: Path) -> None:
+    options = read_options(context="8k", device="l4", mean_tokens=3000, prefix_tokens=2000)
+    write_page([LLAMA], options, tmp_path / "page.html")
+    assert (tmp_path / "page.html").stat().st_size > 10**6

@@ -3,6 +3,8 @@
 Knows nothing of options or reports.
 """
 
+import itertools
+
 import pytest
 
 from kvfolio.errors import OptionError
@@ -129,6 +131,14 @@ def test_a_token_passes_every_pipeline_stage() -> None:
     assert time_s(5, 1) == time_s(2, 1) == pytest.approx(time_s(1, 1))  # alone: as long as on one device
     assert time_s(5, 5) == pytest.approx(time_s(5, 1))  # four more users fill the other stages
     assert time_s(2, 2) == pytest.approx(2 * time_s(1, 1) * 3 / 5)  # the stage of three layers is the slower
+
+
+@pytest.mark.parametrize("context", [1, 1000, 10**6])
+@pytest.mark.parametrize("pipeline", [1, 3, 5])
+def test_one_user_more_never_makes_anybody_quicker(pipeline: int, context: int) -> None:
+    shares = device_shares(spec_of(*(FullAttention(8, 64, 64),) * 5), 2 * 10**9, 1, pipeline)
+    times = [step_time(shares, FMT, context, users, SPEEDS).time_s for users in range(1, 40)]
+    assert all(more >= fewer * (1 - 1e-9) for fewer, more in itertools.pairwise(times))
 
 
 def test_a_batch_reads_the_experts_that_its_tokens_reach() -> None:

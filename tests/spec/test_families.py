@@ -38,6 +38,7 @@ from kvfolio.spec.layers import (
 from kvfolio.spec.model import ModelSpec
 
 BYTES16 = CacheFormat(BF16, BF16)
+INDEXED = DEEPSEEK_V3 | {"model_type": "deepseek_v32", "index_head_dim": 128, "index_topk": 2048, "index_n_heads": 64}
 
 
 def read(config: Config) -> ModelSpec:
@@ -285,11 +286,17 @@ def test_an_encoder_that_decodes_has_a_cache() -> None:
         (plain("llama", 2, 512, 8, layer_types=["full_attention", "wavelet_attention"]), "wavelet_attention"),
         (plain("nemotron_h", 3, 512, 8, hybrid_override_pattern="M*Q"), "'Q'"),
         (plain("deepseek_v4", 2, 512, 8, 1, compress_ratios=[4, 16]), "16"),
-        (plain("dory", 4, 512, 8, 8), "several times"),
+        (plain("dory", 4, 512, 8, 8), "several times.*give the config of a model that passes each layer once"),
         (DEEPSEEK_V3 | {"layer_types": ["sliding_attention"] * 61, "sliding_window": 64}, "latent"),
         (plain("llama", 2, 512, 8, 8, index_topk=64, index_head_dim=64), "index keys"),
+        (INDEXED | {"index_kpool": 2}, "index_kpool is 2: .*known: 1; correct the field"),
+        (INDEXED | {"kv_source_layers": [0] * 61}, "layer 1 shares a latent but keeps index keys.*correct the fields"),
+        (
+            plain("qwen3_5_text", 4, 512, 8, 2, head_dim=64, kv_source_layers=[0, 0, 2, 3], **GATED_DELTA),
+            "layer 1 shares the memory of a .*known: full attention, windows and latents; correct the fields",
+        ),
     ],
-    ids=["kind", "letter", "ratio", "loop", "latent window", "index"],
+    ids=["kind", "letter", "ratio", "loop", "latent window", "index", "pooled", "shared index", "shared state"],
 )
 def test_what_is_not_known_is_refused_by_name(config: Config, named: str) -> None:
     with pytest.raises(UnknownModelError, match=named):
@@ -362,12 +369,20 @@ def test_a_context_that_is_not_stated_is_none() -> None:
         ({"torch_dtype": "float16"}, "f16"),
         ({"torch_dtype": None, "dtype": "bfloat16"}, "bf16"),
         ({"torch_dtype": "float32"}, "f32"),
+        ({"torch_dtype": "torch.half"}, "f16"),
         ({"torch_dtype": None}, "bf16"),
     ],
-    ids=["f16", "dtype", "f32", "absent"],
+    ids=["f16", "dtype", "f32", "half", "absent"],
 )
 def test_a_dtype_is_kept_as_stated(fields: Config, dtype: str) -> None:
     assert read(plain("llama", 30, 576, 9, 3) | fields).dtype == dtype
+
+
+@pytest.mark.parametrize("word", ["float64", "float8_e4m3fn", "posit16"])
+def test_a_dtype_that_no_cache_has_is_noted_and_counted_as_bfloat16(word: str) -> None:
+    spec = read(plain("llama", 30, 576, 9, 3, torch_dtype=word))
+    assert spec.dtype == "bf16"
+    assert f"dtype is '{word}': the cache is counted as bfloat16's" in spec.assumptions
 
 
 def test_the_dtype_may_stand_outside() -> None:

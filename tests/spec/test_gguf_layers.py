@@ -85,7 +85,7 @@ def test_absent_key_value_heads_are_as_many_as_query_heads(read: Reader) -> None
         ("block_count", 10**6, "a whole number from 1 to 10,000"),
         ("block_count", "six", "a whole number"),
         ("attention__key_length", 0, "a whole number from 1"),
-        ("nextn_predict_layers", 6, "below the 6 blocks"),
+        ("nextn_predict_layers", 6, "below the 6 layers"),
         ("context_length", 0.5, "a whole number"),
         ("expert_used_count", 3, "more than expert_count 0"),
     ],
@@ -165,7 +165,9 @@ def test_llama4_cuts_the_text_in_pieces_of_8192(read: Reader) -> None:
 def test_phi3_keeps_every_token_as_llama_cpp_does(read: Reader) -> None:
     spec = read(model("phi3", attention__sliding_window=2047))
     assert spec.layers == (FULL,) * 6
-    assert any("does not apply the window of 2,047 tokens" in line for line in spec.assumptions)
+    assert any(
+        "gives phi3 no window: every layer counted as full, not 2,047 tokens" in line for line in spec.assumptions
+    )
 
 
 def test_a_window_that_llama_cpp_would_not_read_is_counted_as_full_and_said(read: Reader) -> None:
@@ -275,7 +277,7 @@ def test_deepseek4_keeps_a_window_and_compressed_vectors(read: Reader) -> None:
         read(model("deepseek4", **keys))
 
 
-def test_blocks_that_only_draft_tokens_are_not_counted(read: Reader) -> None:
+def test_layers_that_only_draft_tokens_are_not_counted(read: Reader) -> None:
     spec = read(model("glm4moe", block_count=7, nextn_predict_layers=1, attention__head_count_kv=numbers(*(2,) * 7)))
     assert spec.layers == (FULL,) * 6
-    assert "the last 1 of 7 blocks only draft tokens: not counted in the cache" in spec.assumptions
+    assert "the last 1 of 7 layers only draft tokens: not counted in the cache" in spec.assumptions

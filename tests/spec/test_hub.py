@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -170,7 +172,9 @@ def test_a_repository_without_a_config_is_told_from_one_that_is_absent(fake: Fak
 @pytest.mark.parametrize("content", [b"{", b"[1]", b"\xff", b"[" * 100_000])
 def test_a_config_that_is_no_object_is_refused(fake: FakeHub, fetch: Fetch, content: bytes) -> None:
     fake.files["org/bad/config.json"] = content
-    with pytest.raises(BrokenModelError, match=r"org/bad: its config\.json"):
+    with pytest.raises(
+        BrokenModelError, match=r"org/bad: its config\.json .*; (remove .* and try|give a local folder)"
+    ):
         fetch("org/bad")
 
 
@@ -213,12 +217,52 @@ def test_a_hub_that_never_answers_is_given_up(fake: FakeHub, fetch: Fetch) -> No
     assert (model.config, model.notes) == (CONFIG, ("the hub did not answer: read from the local cache",))
 
 
+@pytest.fixture
+def bars() -> Iterator[Any]:
+    """huggingface_hub's switch of progress bars, left as it was."""
+    switch = import_module("huggingface_hub.utils")
+    if switch.are_progress_bars_disabled():
+        pytest.skip("progress bars are off for good here")
+    yield switch
+    switch.enable_progress_bars()
+
+
+def test_progress_bars_are_off_while_the_hub_is_asked_and_then_as_before(
+    fake: FakeHub, fetch: Fetch, bars: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.files["org/kept/config.json"] = json.dumps(CONFIG).encode()
+    seen = []
+    answer = fake.answer
+
+    def watch(request: BaseHTTPRequestHandler, with_body: bool) -> None:
+        seen.append(bars.are_progress_bars_disabled())
+        answer(request, with_body)
+
+    monkeypatch.setattr(fake, "answer", watch)
+    fetch("org/kept")
+    assert seen
+    assert all(seen)
+    assert not bars.are_progress_bars_disabled()
+
+
+def test_a_hub_that_is_given_up_leaves_the_progress_bars_as_they_were(fake: FakeHub, fetch: Fetch, bars: Any) -> None:
+    fake.silent_s = 1
+    with pytest.raises(BrokenModelError, match="cannot be reached"):
+        fetch("org/absent", total_s=0.1)
+    assert not bars.are_progress_bars_disabled()  # though the thread still waits for an answer
+    bars.disable_progress_bars()  # the user's own wish, from now on
+    for thread in threading.enumerate():
+        if thread.name == "kvfolio-hub":
+            thread.join()
+    assert bars.are_progress_bars_disabled()
+
+
 def test_without_huggingface_hub_the_way_to_install_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(name: str) -> None:
         raise ModuleNotFoundError(name)
 
     monkeypatch.setattr(hub, "import_module", refuse)
-    with pytest.raises(BrokenModelError, match=r"pip install huggingface_hub, or download its config\.json"):
+    with pytest.raises(BrokenModelError, match=r"pip install 'kvfolio\[hub\]', or download its config\.json"):
         fetch_model("org/any")
 
 

@@ -190,7 +190,7 @@ def test_end_tokens_are_one_several_none_or_the_class_default(found: Config, tok
 
 @pytest.mark.parametrize("field", ["dtype", "torch_dtype"])
 @pytest.mark.parametrize(
-    ("word", "dtype"), [("float32", "f32"), ("bfloat16", "bf16"), ("float16", "f16"), ("torch.float16", "f16")]
+    ("word", "dtype"), [("float32", "f32"), ("bfloat16", "bf16"), ("half", "f16"), ("torch.float16", "f16")]
 )
 def test_the_dtype_has_two_spellings(field: str, word: str, dtype: str) -> None:
     assert read(without(SMOLLM2, "torch_dtype") | {field: word}).dtype == dtype

@@ -153,7 +153,9 @@ def test_a_cache_format_for_keys_says_nothing_about_a_state() -> None:
 
 
 @pytest.mark.parametrize("field", ["mamba_ssm_dtype", "mamba_ssm_cache_dtype"])
-@pytest.mark.parametrize(("name", "fmt"), [("float32", F32), ("bfloat16", BF16), ("float16", F16), ("auto", BF16)])
+@pytest.mark.parametrize(
+    ("name", "fmt"), [("float32", F32), ("torch.float", F32), ("bfloat16", BF16), ("half", F16), ("auto", BF16)]
+)
 @pytest.mark.parametrize("model", ["Granite-4.0-H-Small", "Nemotron-H-8B", "Qwen3-Next-80B-A3B", "Jamba-1.5-Mini"])
 def test_a_state_dtype_in_the_config_wins(model: str, field: str, name: str, fmt: object) -> None:
     model_type, hidden_size, sizes, *_ = PUBLISHED[model]
@@ -161,9 +163,10 @@ def test_a_state_dtype_in_the_config_wins(model: str, field: str, name: str, fmt
     assert (layer.state_format, layer.conv_format) == (fmt, BF16)
 
 
-def test_a_state_dtype_that_is_not_known_is_refused_by_name() -> None:
-    with pytest.raises(UnknownModelError, match=r"dtype of recurrent states is 'fp8'; known: auto, float32"):
-        read("bamba", 4096, GRANITE_SMALL | {"mamba_ssm_dtype": "fp8"})
+@pytest.mark.parametrize("name", ["fp8", "float8_e4m3fn", "float64"])
+def test_a_state_dtype_that_is_not_known_is_refused_by_name(name: str) -> None:
+    with pytest.raises(UnknownModelError, match=rf"dtype of recurrent states is '{name}'; known: auto, float32"):
+        read("bamba", 4096, GRANITE_SMALL | {"mamba_ssm_dtype": name})
 
 
 def test_kda_keeps_f32_whatever_the_config_says() -> None:
@@ -240,7 +243,7 @@ def test_per_layer_convolutions_of_qwen4_are_refused_by_name() -> None:
 def test_heads_that_do_not_make_up_the_inner_width_are_refused() -> None:
     with pytest.raises(BrokenModelError, match="mamba_n_heads 128 times mamba_d_head 32 is not the inner width 8192"):
         read("bamba", 4096, mamba2_names(128, 32, 1, 128))
-    with pytest.raises(BrokenModelError, match="8192 does not divide into 100 heads"):
+    with pytest.raises(BrokenModelError, match="8192 does not divide into 100 heads; correct one of them"):
         read("bamba", 4096, mamba2_names(100, "auto", 1, 128))
 
 

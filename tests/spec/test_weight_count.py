@@ -12,6 +12,7 @@ from published import LLAMA31_8B, SMOLLM2, Config
 
 from kvfolio.errors import BrokenModelError
 from kvfolio.spec.config.families import spec_from_config
+from kvfolio.spec.config.heads import HEAD_NAMES, HIDDEN_NAMES
 from kvfolio.spec.fields import Fields
 from kvfolio.spec.model import ModelSpec, WeightCount
 from kvfolio.spec.weights.count import count_weights
@@ -294,6 +295,23 @@ def test_weights_are_as_many_as_published(config: Config, num_params: int) -> No
     assert count(config)[0].num_params == num_params
 
 
+@pytest.mark.parametrize("name", HIDDEN_NAMES)
+def test_the_width_of_a_token_has_the_same_names_for_weights_as_for_layers(name: str) -> None:
+    config = {name if field == "hidden_size" else field: value for field, value in LLAMA31_8B.items()}
+    assert count(config)[0].num_params == 8_030_261_248
+
+
+@pytest.mark.parametrize("name", HEAD_NAMES)
+def test_the_number_of_query_heads_has_the_same_names_for_weights_as_for_layers(name: str) -> None:
+    config = {name if field == "num_attention_heads" else field: value for field, value in LLAMA31_8B.items()}
+    assert count(config)[0].num_params == 8_030_261_248
+
+
+def test_of_two_numbers_of_heads_the_decoder_s_own_is_that_of_its_layers() -> None:
+    narrow = WHISPER_LARGE | {"head_dim": 64, "num_attention_heads": 16}
+    assert count(narrow)[0].num_params == count(WHISPER_LARGE)[0].num_params
+
+
 @pytest.mark.parametrize(
     ("config", "billions"),
     [(MIXTRAL_8X7B, 12.9), (QWEN3_30B_A3B, 3.35), (QWEN3_NEXT, 3.87), (DEEPSEEK_V3, 37.55), (KIMI_K2, 32.86)],
@@ -368,12 +386,14 @@ def test_layers_without_experts_are_dense() -> None:
     [
         (LLAMA31_8B, 16.06),
         (LLAMA31_8B | {"torch_dtype": "float32"}, 32.12),
+        (LLAMA31_8B | {"torch_dtype": "torch.double"}, 64.24),
+        (LLAMA31_8B | {"torch_dtype": "float8_e5m2"}, 8.03),
         (GPT_OSS_120B, 65.25),  # 60.8 GiB, its model card
         (GPT_OSS_20B, 13.76),
         (DEEPSEEK_V3, 673.1),  # 688.6 on the hub with the layer that guesses ahead
         (FALCON_7B, 14.43),  # the tied matrix lies in its files twice
     ],
-    ids=["bf16", "f32", "gpt-oss-120b", "gpt-oss-20b", "fp8", "falcon"],
+    ids=["bf16", "f32", "f64", "f8", "gpt-oss-120b", "gpt-oss-20b", "fp8", "falcon"],
 )
 def test_a_checkpoint_takes_its_published_bytes(config: Config, gigabytes: float) -> None:
     assert count(config)[0].num_bytes == pytest.approx(gigabytes * 1e9, rel=0.002)

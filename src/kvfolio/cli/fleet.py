@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
+from kvfolio.cli.devices import device_of
 from kvfolio.cli.options import BlockTokens, Json
-from kvfolio.cli.plan import find_named_device
 from kvfolio.cli.plan_options import (
     Bandwidth,
     DeviceMemory,
@@ -64,15 +64,14 @@ def fleet(
     given = {
         name: value
         for name, value in locals().items()
-        if name not in ("model", "conversations", "kv_memory", "tokens_per_s", "price_per_hour", "device", "as_json")
-    }
+        if name not in ("model", "conversations", "kv_memory", "tokens_per_s", "price_per_hour", "as_json")
+    } | {"device": device_of(device)}
     result = ask.fleet(
         model,
         conversations,
         kv_memory=kv_memory,
         tokens_per_s=tokens_per_s,
         price_per_hour=price_per_hour,
-        device=find_named_device(device),
         **given,
     )
     if as_json:

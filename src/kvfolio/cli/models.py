@@ -17,7 +17,15 @@ from kvfolio.planner.report import plain
 from kvfolio.planner.words import KIND_WORDS
 from kvfolio.spec.catalogue import CatalogueEntry, catalogue, nearest_names, spec_of_entry
 from kvfolio.spec.formats import parse_cache_format
-from kvfolio.spec.layers import ChunkedAttention, CompressedSparse, LayerKind, RecurrentState, SingleKind, SlidingWindow, parts_of
+from kvfolio.spec.layers import (
+    ChunkedAttention,
+    CompressedSparse,
+    LayerKind,
+    RecurrentState,
+    SingleKind,
+    SlidingWindow,
+    parts_of,
+)
 from kvfolio.spec.model import ModelSpec
 from kvfolio.units import format_bytes, format_params
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvfolio import __version__
+from kvfolio.cli.devices import device_of
 from kvfolio.cli.options import BlockTokens, Json
 from kvfolio.cli.plan_options import (
     Bandwidth,
@@ -86,7 +88,7 @@ def plan(
     elif html is not None:
         from kvfolio.planner.page.page import write_page
 
-        write_page(specs, options, html, models)
+        write_page(specs, options, html, models, __version__)
         print(f"wrote {html}: open it in a browser", file=sys.stderr)
     elif emit is not None:
         from kvfolio.planner.engines.emit import engine_flags
@@ -122,18 +124,9 @@ def _faces(given: Mapping[str, Any]) -> str:
 
 def _options(given: dict[str, Any]) -> PlanOptions:
     values = {key: given[key] for key in PlanArguments.__annotations__}
-    values["device"] = find_named_device(given["device"])
+    values["device"] = device_of(given["device"])
     several = len(given["models"]) > 1 and given["context"] is None
     return read_options(**(values | {"context": WIDE_CONTEXTS} if several else values))
-
-
-def find_named_device(name: str | None) -> Any:
-    """A name for the table, or this machine, measured."""
-    if name is None or name.lower() != "this":
-        return name
-    from kvfolio.cli.devices import this_device
-
-    return this_device(refresh=False)
 
 
 def _show_plans(models: Sequence[str], specs: "Sequence[ModelSpec]", options: PlanOptions, face: str) -> None:

@@ -5,7 +5,6 @@ Knows nothing of arithmetic.
 
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
 
 from rich.console import Console
 from rich.markup import escape
@@ -80,7 +79,7 @@ def show_ladder(ladder: Sequence[WhatIf]) -> None:
     title = f"{escape(printable(first.model.name))} · the same body with other attention, and in other formats"
     table = _table(title, "", "a token", f"at {context}", "of published", "", "users", "tokens/s")
     largest = max(row.ratio for row in ladder)
-    for row, following in zip_longest(ladder, ladder[1:]):
+    for row in ladder:
         table.add_row(
             escape(row.name),
             _bytes(row.plan.kv.bytes_per_token),
@@ -89,7 +88,6 @@ def show_ladder(ladder: Sequence[WhatIf]) -> None:
             _bar(row.ratio / largest, 12),
             "does not fit" if row.plan.short_bytes else _count(row.plan.users.reserved),
             f"{row.plan.step.tokens_per_s_per_user:,.1f}" if row.plan.step else "?",
-            end_section=following is not None and following.sort != row.sort,
         )
     _print_whole(console, table)
     console.print(

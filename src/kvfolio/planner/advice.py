@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from kvfolio.errors import OptionError
 from kvfolio.planner.options import PlanOptions
+from kvfolio.planner.parallel import divides_evenly
 from kvfolio.planner.report import Plan, make_plan
 from kvfolio.spec.model import ModelSpec
 from kvfolio.units import format_bytes, format_decimal_bytes, format_tokens
@@ -64,7 +65,7 @@ def _smaller_weights(spec: ModelSpec, options: PlanOptions, plan: Plan, users: i
 def _more_devices(spec: ModelSpec, options: PlanOptions, users: int, at: str) -> Iterator[str]:
     """Twice the devices, where that is better than a second replica."""
     doubled = 2 * options.devices
-    if spec.num_q_heads % doubled:
+    if not divides_evenly(spec, doubled):
         return
     more = _users_on(spec, options, doubled)
     if more is not None and more > 2 * users:
@@ -87,8 +88,7 @@ def _devices_needed(spec: ModelSpec, options: PlanOptions, plan: Plan) -> str:
     while devices < MOST_DEVICES:
         devices *= 2
         if devices > options.devices and (_users_on(spec, options, devices) or 0) > 0:
-            heads = spec.num_q_heads
-            if heads % devices:
-                return f"{short}; {devices} devices would hold them, but {heads} heads do not divide: see --pipeline"
+            if not divides_evenly(spec, devices):
+                return f"{short}; {devices} devices would hold them, but the heads do not divide: see --pipeline"
             return f"{short}; --devices {devices} holds them and a cache"
     return f"{short}, and {MOST_DEVICES} devices do not hold them and a cache: name a larger device"

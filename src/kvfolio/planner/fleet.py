@@ -36,6 +36,8 @@ class FleetOptions:
         if self.kv_memory is not None and self.kv_memory < 1:
             raise OptionError("kv_memory is 0; give the bytes for caches on one device, such as 60GiB")
         for name, value in (("tokens_per_s", self.tokens_per_s), ("price_per_hour", self.price_per_hour)):
+            if isinstance(value, bool | str):
+                raise OptionError(f"{name} is {value!r}; accepted: a number above 0")
             if value is not None and not (math.isfinite(value) and 0 < value <= MAX_COUNT):
                 raise OptionError(f"{name} is {value}; accepted: a number above 0, up to {MAX_COUNT:,}")
 
@@ -74,7 +76,7 @@ def make_fleet(spec: ModelSpec, options: FleetOptions) -> Fleet:
     reserved = asked.mean_tokens is None
     tokens = asked.contexts[0] if asked.mean_tokens is None else asked.mean_tokens
     _check_weights_fit(scene, options)
-    by_memory = scene.users_at(tokens, shares_prefix=True)
+    by_memory = scene.users_at(tokens, shares_prefix=not reserved)
     by_memory = MOST_USERS if by_memory is None else by_memory
     if by_memory < 1:
         share = scene.binding(tokens)
@@ -94,8 +96,12 @@ def make_fleet(spec: ModelSpec, options: FleetOptions) -> Fleet:
     notes.append("all conversations decode at once, in full replicas; the work of prompts is not counted")
     if spec.max_context is not None and tokens > spec.max_context:
         notes.append(f"{tokens:,} tokens are more than the {spec.max_context:,} that the model was made to read")
-    if asked.prefix_tokens:
+    if asked.prefix_tokens and reserved:
+        notes.append("contexts set aside whole share no prefix: give --mean-tokens to count the prefix once a replica")
+    elif asked.prefix_tokens:
         notes.append(f"a prefix of {asked.prefix_tokens:,} tokens is stored once in each replica")
+    if options.kv_memory is not None:
+        notes.append("the memory for caches was given: --utilisation is not used")
     return Fleet(
         model=spec.name,
         device=asked.device.name,
@@ -131,10 +137,11 @@ def _check_weights_fit(scene: Scene, options: FleetOptions) -> None:
             )
         return
     memory = asked.device.memory_bytes or 0
-    if weights + options.kv_memory > memory and not asked.device_assumed:
+    if weights + options.kv_memory + asked.reserve > memory and not asked.device_assumed:
+        kept = f", {format_bytes(asked.reserve)} of reserve" if asked.reserve else ""
         raise BudgetError(
-            f"{format_bytes(options.kv_memory)} for caches and {format_bytes(weights)} of weights do not fit on one "
-            f"{asked.device.name} of {format_bytes(memory)}; give less kv_memory, more devices or a larger one"
+            f"{format_bytes(options.kv_memory)} for caches{kept} and {format_bytes(weights)} of weights do not fit on "
+            f"one {asked.device.name} of {format_bytes(memory)}; give less kv_memory, more devices or a larger one"
         )
 
 

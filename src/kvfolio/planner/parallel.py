@@ -62,6 +62,12 @@ def device_shares(spec: ModelSpec, weights_bytes: int, tensor: int, pipeline: in
     return tuple(shares)
 
 
+def divides_evenly(spec: ModelSpec, tensor: int) -> bool:
+    """Whether engines can cut the heads over ``tensor`` devices: query heads evenly, key/value heads too or copied."""
+    held = {part.num_kv_heads for kind, _ in spec.kinds() for part in parts_of(kind)} - {0}
+    return spec.num_q_heads % tensor == 0 and all(tensor % heads == 0 or heads % tensor == 0 for heads in held)
+
+
 def fullest(shares: Sequence[DeviceShare], usable: int, bytes_each: Callable[[ModelSpec], int]) -> DeviceShare:
     """The share on which the fewest sequences fit beside the weights, each taking ``bytes_each`` of it."""
     return min(shares, key=lambda share: (usable - share.weights_bytes) / max(1, bytes_each(share.spec)))

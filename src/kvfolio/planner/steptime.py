@@ -31,7 +31,7 @@ class StepTime:
     """One decode step of ``users`` sequences."""
 
     time_s: float
-    tokens_per_s_per_user: float
+    tokens_per_s_per_user: float  # of the slowest
     tokens_per_s_total: float
     limit: Literal["memory", "compute"]
     weights_bytes_read: int
@@ -45,16 +45,33 @@ def step_time(shares: Sequence[DeviceShare], fmt: CacheFormat, context: int, use
     Bytes: the weights once (of routed experts, those that the tokens reach), and each sequence's cache. FLOPs: 2 for
     each active weight, and attention. The slower of bytes over bandwidth and FLOPs over peak counts.
 
-    With pipeline stages the users are cut into as many groups, at most, and a token passes every stage: a round takes
-    what all stages take for one group, or what the slowest takes for all groups, whichever is longer.
+    With pipeline stages the users are cut into groups, and a token passes every stage. A group's round takes what all
+    stages take for it, or what the slowest stage takes for all groups, whichever is longer; the time is that of the
+    largest group. Of as many groups as stages, and of more, smaller ones, the quicker counts.
     """
-    groups = min(users, sum(share.num_stages for share in shares))
-    together = -(-users // groups)
-    stages = [_stage_time(share, fmt, context, together, speeds) for share in shares]
-    slowest = max(stages, key=lambda stage: stage.time_s)
-    through = sum(stage.time_s * share.num_stages for stage, share in zip(stages, shares, strict=True))
-    time_s = max(through, groups * slowest.time_s)
-    return replace(slowest, time_s=time_s, tokens_per_s_per_user=1 / time_s, tokens_per_s_total=users / time_s)
+    stages = sum(share.num_stages for share in shares)
+    smaller = max(1, -(-users // stages) - 1)
+    counts = {min(users, stages), -(-users // smaller)}
+    rounds = [_round(shares, fmt, context, users, groups, speeds) for groups in sorted(counts)]
+    return min(rounds, key=lambda one: one.time_s)
+
+
+def _round(
+    shares: Sequence[DeviceShare], fmt: CacheFormat, context: int, users: int, groups: int, speeds: Speeds
+) -> StepTime:
+    each, more = divmod(users, groups)  # ``more`` groups have one user more
+    sizes = [(size, count) for size, count in ((each + 1, more), (each, groups - more)) if count]
+    stages = {size: [_stage_time(share, fmt, context, size, speeds) for share in shares] for size, _ in sizes}
+    busy = max(sum(stages[size][index].time_s * count for size, count in sizes) for index in range(len(shares)))
+
+    def round_s(size: int) -> float:
+        through = sum(stage.time_s * share.num_stages for stage, share in zip(stages[size], shares, strict=True))
+        return max(through, busy)
+
+    slowest = max(stages[sizes[0][0]], key=lambda stage: stage.time_s)
+    time_s = round_s(sizes[0][0])
+    total = sum(size * count / round_s(size) for size, count in sizes)
+    return replace(slowest, time_s=time_s, tokens_per_s_per_user=1 / time_s, tokens_per_s_total=total)
 
 
 def _stage_time(share: DeviceShare, fmt: CacheFormat, context: int, users: int, speeds: Speeds) -> StepTime:

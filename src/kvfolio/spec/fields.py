@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from kvfolio.errors import BrokenModelError, UnknownModelError
 
+MAX_LAYERS = 10_000  # a bound for absurd files, far above any model
 # Beyond these, no model exists and the arithmetic that follows would overflow instead of naming the field.
 _MAX_INTEGER = 2**40
 _MAX_NUMBER = 1e30

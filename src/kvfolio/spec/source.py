@@ -54,7 +54,7 @@ def read_model(source: str | Path) -> ModelSpec:
         raise _absent(path)
     if path.is_dir():
         return _plan_folder(_config_of(path))
-    if path.suffix in _SUFFIXES and not path.is_file():
+    if not path.is_dir() and not path.is_file():
         raise BrokenModelError(f"{path} is no regular file; copy what it gives into one")
     if path.suffix == ".json":
         return _plan_folder(path) if path.name == "config.json" else _from_config(_read_object(path), path.stem)

@@ -211,6 +211,9 @@ class LatentAttention(LayerMemory):
         return fmt.k.vector_bytes(self.index_width) if self.index_width else 0
 
 
+LIGHT_RATIO, HEAVY_RATIO = 4, 128  # tokens that a vector of DeepSeek-V4's CSA and HCA layers stands for
+
+
 @dataclass(frozen=True, slots=True)
 class CompressedSparse(LayerMemory):
     """DeepSeek-V4: a window of exact tokens, and behind it one vector for every ``ratio`` tokens.

@@ -9,7 +9,7 @@ from pathlib import Path
 from kvfolio.errors import BudgetError, OptionError
 from kvfolio.planner import sizes
 from kvfolio.planner.options import PlanOptions
-from kvfolio.planner.parallel import DeviceShare
+from kvfolio.planner.parallel import DeviceShare, divides_evenly
 from kvfolio.planner.report import Plan, make_plan
 from kvfolio.planner.scene import make_scene
 from kvfolio.spec.layers import parts_of
@@ -72,14 +72,10 @@ class Job:
 
 def check_heads(spec: ModelSpec, devices: int, engine: str) -> None:
     """Both engines cut query heads evenly, and key/value heads too or else copy each equally often."""
-    parts = (part for kind in spec.layers for part in parts_of(kind))
-    kv_heads = sorted({part.num_kv_heads for part in parts if part.num_kv_heads})
-
-    def divides(count: int) -> bool:
-        return spec.num_q_heads % count == 0 and all(heads % count == 0 or count % heads == 0 for heads in kv_heads)
-
-    if spec.num_q_heads and not divides(devices):
-        taken = [str(count) for count in range(1, spec.num_q_heads + 1) if divides(count)]
+    if spec.num_q_heads and not divides_evenly(spec, devices):
+        taken = [str(count) for count in range(1, spec.num_q_heads + 1) if divides_evenly(spec, count)]
+        parts = (part for kind, _ in spec.kinds() for part in parts_of(kind))
+        kv_heads = sorted({part.num_kv_heads for part in parts if part.num_kv_heads})
         told = " or ".join([", ".join(taken[:-1]), taken[-1]] if len(taken) > 1 else taken)
         uneven = spec.num_q_heads % devices == 0  # the key/value heads are what does not divide
         own = f" with {' and '.join(map(str, kv_heads))} key/value heads" if uneven else ""

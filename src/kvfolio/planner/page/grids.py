@@ -165,7 +165,7 @@ def _device_rows(options: PlanOptions) -> tuple[tuple[DeviceRow, ...], int]:
             name=device.name if device == known.get(device.name, device) else f"{device.name} (as given)",
             arguments=_device_arguments(device, known.get(device.name)),
             memory_bytes=device.memory_bytes or 0,
-            usable_bytes=int((device.memory_bytes or 0) * options.utilisation) - options.reserve,
+            usable_bytes=replace(options, device=device).usable_bytes,
             bandwidth_bytes_per_s=device.bandwidth_bytes_per_s,
             bf16_flops=device.bf16_flops,
             source=device.source,
@@ -267,7 +267,8 @@ def _ladders(
 ) -> tuple[tuple[str, ...], list[tuple[tuple[int, ...] | None, ...]], dict[str, tuple[int, ...]]]:
     """Names of the designs; their bytes [format][design][context]; and format → bytes [context] of the model itself."""
     silent = replace(axes.options.device, bandwidth_bytes_per_s=None)  # no speeds are asked for
-    quiet = replace(axes.options, device=silent, devices=1, contexts=axes.contexts)
+    bare = replace(axes.options, mean_tokens=None, prefix_tokens=0)  # they need not fit every context of the page
+    quiet = replace(bare, device=silent, devices=1, contexts=axes.contexts)
     asked = {name: replace(quiet, kv_format=name) for name in axes.format_names}
     of_latents = {name for name, fmt in zip(axes.format_names, axes.formats, strict=True) if fmt.rope is not None}
     found = {name: what_if(spec, options) for name, options in asked.items() if name not in of_latents}

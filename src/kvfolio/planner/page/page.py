@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from kvfolio.errors import OptionError
-from kvfolio.planner.options import PlanOptions
+from kvfolio.planner.options import DEFAULT_UTILISATION, PlanOptions, changed_arguments
 from kvfolio.planner.page.figures import PLOTS, Plot, plotly_script
 from kvfolio.planner.page.grids import DeviceRow, make_grid
 from kvfolio.planner.report import LayerReport, Plan, make_plan
@@ -34,8 +34,8 @@ _TILES = (
     ("total-speed", "Tokens/s in all"),
     ("break-even", "Cache > weights from"),
 )
-_ARGUMENTS = (  # options that the page has no control for
-    *("utilisation", "reserve", "block_tokens", "weights_bytes", "mean_tokens", "prefix_tokens"),
+_ARGUMENTS = (  # options that the page has no control for; a mean and a prefix change nothing that it shows
+    *("pipeline", "reserve", "block_tokens", "weights_bytes"),
     *("prompt_tokens", "tokens", "in_flight", "encoder_tokens"),
 )
 
@@ -95,7 +95,7 @@ def page_text(
         "title": _escaped(
             f"KV cache plan: {', '.join(names[:3])}" + (f" and {len(names) - 3} more" if names[3:] else "")
         ),
-        "version": _escaped(f"kvfolio {version}".rstrip()),
+        "maker": _escaped(f"kvfolio {version}".rstrip()),
         "date": _escaped(date or _today()),
         "style": (FILES / "style.css").read_text(encoding="utf-8"),
         "plans": "\n".join(_plan_table(plan) for plan in plans),
@@ -152,12 +152,9 @@ def _json(value: object) -> str:
 
 def _arguments(options: PlanOptions) -> str:
     """The options that no control sets, as the command line writes them."""
-    usual = {field.name: field.default for field in dataclasses.fields(PlanOptions)}
-    return " ".join(
-        f"--{name.replace('_', '-')} {getattr(options, name)}"
-        for name in _ARGUMENTS
-        if getattr(options, name) != usual[name]
-    )
+    utilisation = options.utilisation != DEFAULT_UTILISATION
+    stated = ["--utilisation", repr(options.utilisation)] if utilisation else []
+    return " ".join([*stated, *changed_arguments(options, _ARGUMENTS)])
 
 
 def _usable_words(options: PlanOptions) -> str:
@@ -220,8 +217,9 @@ def _facts(index: int, plan: Plan) -> str:
     reads = "not said" if model.max_context is None else f"{model.max_context:,} tokens"
     notes = "".join(f"<li>{_escaped(note)}</li>" for note in plan.assumptions) or "<li>none</li>"
     sizes = (
-        f"{format_params(model.num_parameters)} parameters, {format_params(model.num_active_parameters)} active; weights "
-        f"{format_bytes(plan.weights_bytes)} ({format_decimal_bytes(plan.weights_bytes)}); longest context: {reads}"
+        f"{format_params(model.num_parameters)} parameters, {format_params(model.num_active_parameters)} active; "
+        f"weights {format_bytes(plan.weights_bytes)} ({format_decimal_bytes(plan.weights_bytes)}); "
+        f"longest context: {reads}"
     )
     return (
         f'<section class="card" data-model="{index}"><h3>{_escaped(model.name)}</h3>'

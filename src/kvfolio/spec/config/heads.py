@@ -8,7 +8,6 @@ from kvfolio.spec.config.words import WINDOW_NAMES
 from kvfolio.spec.fields import Fields, show
 from kvfolio.spec.layers import LatentAttention
 
-MAX_LAYERS = 10_000  # a bound for absurd files, far above any model
 MAX_HEADS = 2**20
 MAX_WIDTH = 2**24
 
@@ -146,8 +145,8 @@ def index_key(fields: Fields) -> tuple[int, int | None]:
     pooled = fields.integer("index_kpool", default=1)
     if pooled > 1:
         raise UnknownModelError(
-            f"{fields.where}: index_kpool is {pooled:,}: index keys that stand for several tokens are not known; known: 1, "
-            "one a token; correct the field, or take a model with one a token"
+            f"{fields.where}: index_kpool is {pooled:,}: index keys of several tokens are not known; "
+            "known: 1; correct the field, or take a model with an index key for each token"
         )
     return fields.integer("index_head_dim", high=MAX_WIDTH), fields.integer("index_topk")
 

@@ -11,7 +11,7 @@ from kvfolio.spec.config import words as sorts
 from kvfolio.spec.config.class_defaults import ClassDefaults
 from kvfolio.spec.config.patterns import layer_words, rope_flags
 from kvfolio.spec.config.states import state_layer
-from kvfolio.spec.fields import Fields
+from kvfolio.spec.fields import MAX_LAYERS, Fields
 from kvfolio.spec.formats import BF16, CacheFormat
 from kvfolio.spec.layers import (
     BlockSparse,
@@ -28,8 +28,9 @@ from kvfolio.spec.layers import (
     SlidingWindow,
     parts_of,
 )
+from kvfolio.spec.token_layers import HEAVY_RATIO, LIGHT_RATIO
 
-_RATIOS = {sorts.CSA: 4, sorts.HCA: 128}
+_RATIOS = {sorts.CSA: LIGHT_RATIO, sorts.HCA: HEAVY_RATIO}
 _RATE_NAMES = {sorts.CSA: "compressed_sparse_attention", sorts.HCA: "heavily_compressed_attention"}
 _OLD_RATE_NAMES = {sorts.CSA: "compress_rate_csa", sorts.HCA: "compress_rate_hca"}
 
@@ -72,11 +73,11 @@ def _num_layers(fields: Fields) -> int:
     for name in ("layers_block_type", "hybrid_override_pattern"):  # Nemotron-H: the list is the number
         stated = fields.get(name)
         if isinstance(stated, list | str) and stated and fields.get("num_hidden_layers") is None:
-            if len(stated) > heads.MAX_LAYERS:
-                raise fields.wrong(name, f"{len(stated)} entries", f"up to {heads.MAX_LAYERS} layers")
+            if len(stated) > MAX_LAYERS:
+                raise fields.wrong(name, f"{len(stated)} entries", f"up to {MAX_LAYERS} layers")
             return len(stated)
     names = heads.DECODER_LAYER_NAMES if heads.is_encoder_decoder(fields) else heads.LAYER_NAMES
-    return fields.integer(*names, high=heads.MAX_LAYERS)
+    return fields.integer(*names, high=MAX_LAYERS)
 
 
 # ---- one layer ------------------------------------------------------------------------------------------------------
@@ -287,8 +288,8 @@ def _pruned_layers(fields: Fields) -> tuple[LayerKind, ...] | None:
     blocks = fields.get("block_configs")
     if not blocks:
         return None
-    if not isinstance(blocks, list) or len(blocks) > heads.MAX_LAYERS:
-        raise fields.wrong("block_configs", blocks, f"a list of up to {heads.MAX_LAYERS} layers")
+    if not isinstance(blocks, list) or len(blocks) > MAX_LAYERS:
+        raise fields.wrong("block_configs", blocks, f"a list of up to {MAX_LAYERS} layers")
     num_layers = _num_layers(fields)
     if len(blocks) != num_layers:
         raise fields.wrong("block_configs", f"{len(blocks)} entries", f"one for each of the {num_layers} layers")

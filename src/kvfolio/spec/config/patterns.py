@@ -29,6 +29,7 @@ from kvfolio.spec.config.words import (
     sort_of_word,
 )
 from kvfolio.spec.fields import Fields
+from kvfolio.spec.token_layers import HEAVY_RATIO, LIGHT_RATIO
 
 # Fields that say nothing more where a list of layers has said it all.
 SUPERSEDED = frozenset(
@@ -111,10 +112,11 @@ def _compress_ratios(fields: Fields, num_layers: int) -> list[str] | None:
     ratios = number_list(fields, "compress_ratios", num_layers)
     if ratios is None:
         return None
-    kinds = {0: SLIDING, 4: CSA, 128: HCA}
+    kinds = {0: SLIDING, LIGHT_RATIO: CSA, HEAVY_RATIO: HCA}
     for ratio in ratios:
         if ratio not in kinds:
-            raise UnknownModelError(f"{fields.where}: compress_ratios holds {ratio}; known: 0, 4 and 128")
+            known = f"0, {LIGHT_RATIO} and {HEAVY_RATIO}"
+            raise UnknownModelError(f"{fields.where}: compress_ratios holds {ratio}; known: {known}")
     return [kinds[ratio] for ratio in ratios]
 
 

@@ -9,14 +9,12 @@ from collections.abc import Mapping
 from kvfolio.errors import BrokenModelError, UnknownModelError
 from kvfolio.spec.config.class_defaults import find_class_defaults
 from kvfolio.spec.config.layers import layers_of
-from kvfolio.spec.fields import Fields, show
+from kvfolio.spec.fields import MAX_LAYERS, Fields, show
 from kvfolio.spec.formats import DTYPE_WORDS, FORMATS, format_of_dtype
 from kvfolio.spec.layers import FullAttention, PagedLayer, SlidingWindow
 from kvfolio.spec.model import Network, Rope, RunnableSpec
 from kvfolio.spec.ropes import FULL, SLIDING, gemma3_ropes_from_config, ropes_from_config, usable_context
 from kvfolio.spec.shape import UNCOUNTED, completed
-
-MAX_LAYERS = 10_000  # a bound for absurd files, far above any model
 
 # model_type → the class that runs it; another class of the same type (a classifier, say) has no output product
 ARCHITECTURES = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kvfolio.errors import BrokenModelError, UnknownModelError
 from kvfolio.spec.fields import Fields, show
-from kvfolio.spec.gguf.header import GgufHeader, LazyArray
+from kvfolio.spec.gguf.header import GgufHeader
 
 
 def _words(text: str) -> frozenset[str]:
@@ -123,14 +123,14 @@ _HARMLESS_GROUPS = _words(
     """activation_sparsity_scale altup attention audio classifier kda rope shortconv ssm vision
     wkv xielu"""
 )
+_GIVE_A_GENERATOR = "give a model that generates text token by token"
 _NEEDED = ("block_count", "context_length", "embedding_length", "attention.head_count")
 
 
-def architecture_of(header: GgufHeader) -> tuple[str, Fields]:
-    """The architecture's word, and a reader of its keys that notes what is assumed.
+def architecture_word(header: GgufHeader) -> str:
+    """The word under ``general.architecture``.
 
-    Raises UnknownModelError for a file that is no language model or keeps no cache, and for keys that may decide a
-    cache and are not known; BrokenModelError where the word is missing.
+    Raises UnknownModelError for a file that is no language model, BrokenModelError where the word is missing.
     """
     where = str(header.path)
     general = Fields(header.metadata, where, "general.")
@@ -144,6 +144,16 @@ def architecture_of(header: GgufHeader) -> tuple[str, Fields]:
         raise UnknownModelError(
             f"{where} holds {_NO_LANGUAGE_MODEL[architecture]}, not a language model; give the model's own file"
         )
+    return architecture
+
+
+def architecture_of(header: GgufHeader) -> tuple[str, Fields]:
+    """The architecture's word, and a reader of its keys that notes what is assumed.
+
+    Raises as ``architecture_word`` does, and UnknownModelError for a file that keeps no cache and for keys that may
+    decide a cache and are not known.
+    """
+    architecture, where = architecture_word(header), str(header.path)
     fields = Fields(header.metadata, where, f"{architecture}.")
     if not header.tensors and not fields.names("block_count"):
         raise UnknownModelError(f"{where} holds a vocabulary only, no model; give the model's own file")
@@ -157,9 +167,14 @@ def architecture_of(header: GgufHeader) -> tuple[str, Fields]:
 
 def _refuse_without_cache(fields: Fields, architecture: str) -> None:
     if architecture in _DIFFUSION:
-        raise UnknownModelError(f"{fields.where}: {architecture} is a diffusion model: no KV cache")
-    if architecture in _ENCODERS or not fields.flag("attention.causal", True):
-        raise UnknownModelError(f"{fields.where}: {architecture} is encoder-only: no KV cache")
+        raise UnknownModelError(
+            f"{fields.where}: {architecture} is a diffusion model: no KV cache; {_GIVE_A_GENERATOR}"
+        )
+    encodes = f"{architecture} is encoder-only: no KV cache; {_GIVE_A_GENERATOR}"
+    if architecture in _ENCODERS:
+        raise UnknownModelError(f"{fields.where}: {encodes}")
+    if not fields.flag("attention.causal", True):
+        raise UnknownModelError(f"{fields.where}: {fields.prefix}attention.causal is false: {encodes}")
 
 
 def _refuse_without_keys(fields: Fields, architecture: str) -> None:
@@ -183,7 +198,7 @@ def _refuse_unfamiliar(fields: Fields, architecture: str) -> None:
         group, dot, _ = key.partition(".")
         deciding = key.startswith(_DECIDING) and not isinstance(value, float | str)
         if known:  # a flag of an architecture that llama.cpp runs changes no size
-            deciding = deciding and (isinstance(value, LazyArray) or not isinstance(value, bool))
+            deciding = deciding and not isinstance(value, bool)
         elif dot and group not in _HARMLESS_GROUPS:
             deciding = True
         if deciding or (key == "num_loops" and value != 1):

@@ -1,18 +1,17 @@
 """Turns the GGUF header of any architecture that llama.cpp writes into a ModelSpec: what each layer remembers.
 
-Knows nothing of networks: ``runnable.py`` reads those of the families that the engine runs. A layer is counted
-as llama.cpp would keep it; where the header leaves something out, that is noted.
+Knows nothing of networks: ``runnable.py`` reads those of the families that the engine runs, and takes their layers
+from here. A layer is counted as llama.cpp would keep it; where the header leaves something out, that is noted.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvfolio.errors import BrokenModelError, UnknownModelError
-from kvfolio.spec.config.runnable import MAX_LAYERS
 from kvfolio.spec.fields import Fields
 from kvfolio.spec.gguf.architectures import KNOWN, STATES_BESIDE_ATTENTION, STATES_ONLY, architecture_of
 from kvfolio.spec.gguf.header import GgufHeader, part_names
-from kvfolio.spec.gguf.keys import LayerCounts, flags, integers
+from kvfolio.spec.gguf.keys import LayerCounts, flags, integers, layer_counts
 from kvfolio.spec.gguf.states import may_keep_states, recurrent_layers, state_of
 from kvfolio.spec.gguf.weights import count_weights, first_part, parts_at_hand, stored_format
 from kvfolio.spec.gguf.windows import Windows, windows_of
@@ -31,6 +30,7 @@ from kvfolio.spec.layers import (
     SlidingWindow,
 )
 from kvfolio.spec.model import ModelSpec
+from kvfolio.spec.token_layers import HEAVY_RATIO, LIGHT_RATIO
 
 _USE_THE_FOLDER = "use the Hugging Face folder of the model"
 _GEMMA3N_OWN_LAYERS = 20  # the others read what these stored
@@ -46,35 +46,36 @@ def spec_from_gguf(header: GgufHeader) -> ModelSpec:
     """
     header = first_part(header)
     architecture, fields = architecture_of(header)
-    blocks = _layer_counts(fields, architecture)
-    heads, kv_heads = _heads(fields, architecture, counts)
     parts = parts_at_hand(header, fields)
-    shapes = {tensor.name: tensor.shape for part in parts for tensor in part.tensors}
-    layers = _layers(shapes, fields, architecture, counts, (heads, kv_heads))
-    _check_tensors(shapes, fields, architecture, layers)
+    layers, q_heads = layers_of(parts, fields, architecture)
     names = part_names(header.path)
     return ModelSpec(
         name=names[0].removesuffix(f"-00001-of-{len(names):05}.gguf") if names else header.path.stem,
         model_type=architecture,
         layers=layers,
-        max_context=_context(fields),
+        max_context=context_of(fields),
         dtype=stored_format(parts, fields),
         hidden_size=fields.integer("embedding_length"),
-        num_q_heads=max(heads),
+        num_q_heads=max(q_heads),
         weights=count_weights(parts, fields),
         assumptions=tuple(fields.assumptions),
     )
 
 
-def _layer_counts(fields: Fields, architecture: str) -> LayerCounts:
-    key = "decoder_block_count" if architecture == "t5" and fields.names("decoder_block_count") else "block_count"
-    total = fields.integer(key, high=MAX_LAYERS)
-    drafting = fields.integer("nextn_predict_layers", default=0, low=0)
-    if drafting >= total:
-        raise fields.wrong("nextn_predict_layers", drafting, f"a whole number below the {total} layers")
-    if drafting:
-        fields.note(f"the last {drafting} of {total} layers only draft tokens: not counted in the cache")
-    return LayerCounts(total, total - drafting)
+def layers_of(
+    parts: Sequence[GgufHeader], fields: Fields, architecture: str
+) -> tuple[tuple[LayerKind, ...], tuple[int, ...]]:
+    """(the memory of every layer, its query heads), in order and without layers that only draft tokens.
+
+    The tensor tables of ``parts`` say what keys leave out, and must agree with them. Raises as ``spec_from_gguf`` does
+    for keys that decide a layer.
+    """
+    counts = layer_counts(fields, architecture)
+    heads = _heads(fields, architecture, counts)
+    shapes = {tensor.name: tensor.shape for part in parts for tensor in part.tensors}
+    layers = _layers(shapes, fields, architecture, counts, heads)
+    _check_tensors(shapes, fields, architecture, layers)
+    return layers, heads[0]
 
 
 def _heads(fields: Fields, architecture: str, counts: LayerCounts) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -269,13 +270,15 @@ def _compressed(fields: Fields, counts: LayerCounts) -> tuple[LayerKind, ...]:
     fields.note("the running sums of the compressors are not counted: they do not grow with the text")
     by_ratio: dict[int, LayerKind] = {
         0: CompressedSparse(width, None, window),
-        4: CompressedSparse(width, 4, window, index_width, top_k),
-        128: CompressedSparse(width, 128, window),
+        LIGHT_RATIO: CompressedSparse(width, LIGHT_RATIO, window, index_width, top_k),
+        HEAVY_RATIO: CompressedSparse(width, HEAVY_RATIO, window),
     }
     ratios = integers(fields, key, counts)
     for ratio in ratios:
         if ratio not in by_ratio:
-            raise UnknownModelError(f"{fields.where}: {fields.prefix}{key} holds {ratio:,}; known: 0, 4 and 128")
+            raise UnknownModelError(
+                f"{fields.where}: {fields.prefix}{key} holds {ratio:,}; known: 0, {LIGHT_RATIO} and {HEAVY_RATIO}"
+            )
     return tuple(by_ratio[ratio] for ratio in ratios)
 
 
@@ -316,13 +319,13 @@ def _check_tensors(shapes: Shapes, fields: Fields, architecture: str, layers: Se
             raise UnknownModelError(f"{fault}: the keys of {architecture} mean something else; {_USE_THE_FOLDER}")
 
 
-def _context(fields: Fields) -> int | None:
+def context_of(fields: Fields) -> int | None:
     """Tokens a sequence may have: as stated, scaling included, but for YaRN switched on by hand."""
     if fields.get("context_length") is None:
         return None
     stated = fields.integer("context_length")
-    if fields.text("rope.scaling.type") != "yarn" or fields.get("rope.scaling.factor") is None:
+    if fields.text("rope.scaling.type") != "yarn":
         return stated
-    factor = fields.number("rope.scaling.factor", low=-1.0)  # 0: not scaled
+    factor = fields.number("rope.scaling.factor", "rope.scale_linear", default=1.0, low=-1.0)  # 0: not scaled
     original = fields.integer("rope.scaling.original_context_length", default=stated)
     return int(stated * factor) if original == stated and factor > 1.0 else stated

@@ -1,20 +1,27 @@
 """Turns a GGUF header into a RunnableSpec: architectures llama, qwen2, qwen3, gemma3 and gpt2, as llama.cpp reads them.
 
-Knows nothing of dequantising. Reads tensor names and shapes, and the values of one small tensor (rotary divisors).
+Knows nothing of dequantising, nor of layers: those are the planner's (``layers.py``), and what the engine does not run
+is refused. Reads tensor names and shapes, and the values of one small tensor (rotary divisors).
 """
 
+from collections.abc import Sequence
+
 from kvfolio.errors import BrokenModelError, UnknownModelError
-from kvfolio.spec.config.runnable import MAX_LAYERS
 from kvfolio.spec.fields import Fields, show
+from kvfolio.spec.gguf.architectures import architecture_of, architecture_word
 from kvfolio.spec.gguf.header import GgufHeader, GgufTensor, LazyArray, read_f32
-from kvfolio.spec.layers import FullAttention, PagedLayer, SlidingWindow
+from kvfolio.spec.gguf.keys import LayerCounts, integers, layer_counts
+from kvfolio.spec.gguf.layers import context_of, layers_of
+from kvfolio.spec.gguf.weights import stored_format
+from kvfolio.spec.layers import FullAttention, LayerKind, PagedLayer, SlidingWindow
 from kvfolio.spec.model import Network, Rope, RunnableSpec
-from kvfolio.spec.ropes import llama3_rope_from_factors, rope_from_gguf, usable_context
+from kvfolio.spec.ropes import llama3_rope_from_factors, rope_from_gguf
 from kvfolio.spec.shape import UNCOUNTED, completed
 
 FAMILIES = {"llama": "llama", "qwen2": "llama", "qwen3": "llama", "gemma3": "gemma3", "gpt2": "gpt2"}
 
 _USE_THE_FOLDER = "use the Hugging Face folder of the model"
+_PLAN_ONLY = "kvfolio plan counts this model, kvfolio run does not compute it"
 _REFUSED = {
     "expert_count": "mixtures of experts are not supported",
     "pooling_type": "embedding models are not supported",
@@ -26,31 +33,37 @@ _REFUSED = {
     "attention.scale": "an attention scale of the file's own is not supported",
     "attention.clamp_kqv": "clamped queries, keys and values are not supported",
     "attention.max_alibi_bias": "ALiBi positions are not supported",
+    "attention.kv_lora_rank": "latent attention is not supported",
+    "attention.shared_kv_layers": "layers that read another layer's cache are not supported",
+    "nextn_predict_layers": "layers that only draft tokens are not supported",
 }
-_GEMMA3_PERIOD = 6  # every sixth layer is global; the header does not say so
 _GEMMA3_27B_LAYERS = 62
 
 
 def runnable_from_header(header: GgufHeader) -> RunnableSpec:
     """The model that ``header`` describes.
 
-    Raises UnknownModelError for an architecture or feature outside what kvfolio knows, BrokenModelError for a key that
-    is missing, of the wrong type or at odds with another.
+    Raises UnknownModelError for an architecture or feature that the engine does not run, BrokenModelError for a key
+    that is missing, of the wrong type or at odds with another.
     """
     architecture, fields = _architecture(header)
     tensors = {tensor.name: tensor for tensor in header.tensors}
     if any("_exps." in name for name in tensors):
-        raise UnknownModelError(f"{header.path} holds expert tensors; mixtures of experts are not supported")
+        raise UnknownModelError(
+            f"{header.path} holds expert tensors: mixtures of experts are not supported; {_PLAN_ONLY}"
+        )
     if not tensors:
-        fields.note("the file lists no tensors: tied embeddings and the usual biases assumed")
-    num_q_heads = _equal(fields, "attention.head_count")
-    layers = _layers(fields, architecture, num_q_heads)
+        fields.note("the file lists no tensors: tied embeddings, the usual biases and bf16 assumed")
+    counts = layer_counts(fields, architecture)
+    num_q_heads = _same(fields, "attention.head_count", counts)
+    _same(fields, "attention.head_count_kv", counts, default=num_q_heads)  # refused where layers differ
+    layers = _kept(fields, layers_of((header,), fields, architecture)[0])
     max_positions = fields.integer("context_length")
     rope, rope_local = _ropes(fields, header, architecture, layers[0].k_width, max_positions)
     network = Network(
         hidden_size=fields.integer("embedding_length"),
         num_q_heads=num_q_heads,
-        intermediate_size=_equal(fields, "feed_forward_length"),
+        intermediate_size=_same(fields, "feed_forward_length", counts),
         vocab_size=_vocab_size(fields, header, tensors),
         norm_eps=fields.number(
             "attention.layer_norm_epsilon" if architecture == "gpt2" else "attention.layer_norm_rms_epsilon"
@@ -70,8 +83,8 @@ def runnable_from_header(header: GgufHeader) -> RunnableSpec:
         name=header.path.stem,
         model_type=architecture,
         layers=layers,
-        max_context=usable_context(max_positions, rope),
-        dtype=_dtype(header, fields),
+        max_context=context_of(fields) or max_positions,
+        dtype=stored_format((header,), fields),
         hidden_size=network.hidden_size,
         num_q_heads=num_q_heads,
         weights=UNCOUNTED,
@@ -85,78 +98,48 @@ def runnable_from_header(header: GgufHeader) -> RunnableSpec:
 
 def _architecture(header: GgufHeader) -> tuple[str, Fields]:
     """The architecture's word and a reader of its keys; refuses every other by name, and what would change results."""
-    where = str(header.path)
-    kind = Fields(header.metadata, where, "general.").text("type") or "model"
-    if kind != "model":
-        raise UnknownModelError(f"{where} holds a GGUF of type {show(kind)}, not a model; give the model's own file")
-    architecture = Fields(header.metadata, where).text("general.architecture")
-    if architecture is None:
-        raise BrokenModelError(f"{where}: general.architecture is missing; give a GGUF file of a language model")
-    if architecture not in FAMILIES:
+    word = architecture_word(header)
+    if word not in FAMILIES:
         raise UnknownModelError(
-            f"{where}: architecture {show(architecture)} is not supported; known: {', '.join(FAMILIES)}"
+            f"{header.path}: architecture {show(word)} is not supported; known: {', '.join(FAMILIES)}; "
+            "of others kvfolio plan counts the memory, kvfolio run does not compute them"
         )
-    fields = Fields(header.metadata, where, f"{architecture}.")
+    architecture, fields = architecture_of(header)
     for key, why in _REFUSED.items():
-        fields.refuse_if_set(key, f"{why}; known: absent or 0")
-    if not fields.flag("attention.causal", True):
-        raise UnknownModelError(f"{where}: {architecture}.attention.causal is false; only causal models are supported")
+        fields.refuse_if_set(key, f"{why}; known: absent or 0; {_PLAN_ONLY}")
+    if architecture != "gemma3":
+        fields.refuse_if_set("attention.sliding_window", f"the header does not say which layers; {_USE_THE_FOLDER}")
     return architecture, fields
 
 
-def _equal(fields: Fields, key: str, default: int | None = None) -> int:
-    """A whole number, or an array of one for each layer when all are equal."""
-    array = fields.get(key)
-    if not isinstance(array, LazyArray):
-        return fields.integer(key, default=default)
-    num_layers = fields.integer("block_count", high=MAX_LAYERS)
-    if len(array) != num_layers:
-        raise fields.wrong(key, f"{len(array)} numbers", f"one number, or {num_layers} of them, one for each layer")
-    values = array.values()
+def _same(fields: Fields, key: str, counts: LayerCounts, default: int | None = None) -> int:
+    """A whole number from 1, or an array of one for each layer when all are equal."""
+    values = integers(fields, key, counts, default, low=1)
     if len(set(values)) > 1:
         raise UnknownModelError(
             f"{fields.where}: {fields.prefix}{key} differs between layers, {show(list(dict.fromkeys(values)))}; "
-            "known: one number for all layers"
+            f"known: one number for all layers; {_PLAN_ONLY}"
         )
-    return Fields({fields.prefix + key: values[0]}, fields.where, fields.prefix).integer(key)
+    if values[0] < 1:
+        raise fields.wrong(key, list(values), "whole numbers from 1")
+    return values[0]
 
 
-def _layers(fields: Fields, architecture: str, num_q_heads: int) -> tuple[PagedLayer, ...]:
-    num_layers = fields.integer("block_count", high=MAX_LAYERS)
-    num_kv_heads = _equal(fields, "attention.head_count_kv", default=num_q_heads)
-    k_width, v_width = _head_width(fields, "key", num_q_heads), _head_width(fields, "value", num_q_heads)
-    full = FullAttention(num_kv_heads, k_width, v_width)
-    if architecture != "gemma3":
-        fields.refuse_if_set("attention.sliding_window", f"the header does not say which layers; {_USE_THE_FOLDER}")
-        return (full,) * num_layers
-    window = SlidingWindow(num_kv_heads, k_width, v_width, fields.integer("attention.sliding_window"))
-    return tuple(window if slides else full for slides in _gemma3_slides(fields, num_layers))
-
-
-def _gemma3_slides(fields: Fields, num_layers: int) -> list[bool]:
-    """Which layers of a Gemma 3 have a window: a list of the file's own wins, then a period."""
-    key = "attention.sliding_window_pattern"
-    array = fields.get(key)
-    if not isinstance(array, LazyArray):
-        period = fields.integer(key, assume=_GEMMA3_PERIOD)
-        return [(index + 1) % period != 0 for index in range(num_layers)]
-    values = array.values() if len(array) == num_layers else ()
-    if not values or not all(isinstance(value, bool) for value in values):
-        raise fields.wrong(key, f"{len(array)} values", f"a number, or {num_layers} times true or false")
-    return [value is True for value in values]
-
-
-def _head_width(fields: Fields, name: str, num_q_heads: int) -> int:
-    """Numbers in one head's key or value; the stated length wins over the division."""
-    if fields.get(f"attention.{name}_length") is not None:
-        return fields.integer(f"attention.{name}_length")
-    hidden_size = fields.integer("embedding_length")
-    if hidden_size % num_q_heads:
-        raise BrokenModelError(
-            f"{fields.where}: embedding_length {hidden_size} does not divide into {num_q_heads} heads and "
-            f"{fields.prefix}attention.{name}_length is missing; convert the model again"
+def _kept(fields: Fields, layers: Sequence[LayerKind]) -> tuple[PagedLayer, ...]:
+    """``layers`` as they are; refuses kinds of memory and mixed widths that no network here computes."""
+    kept: list[PagedLayer] = []
+    for layer in layers:
+        if not isinstance(layer, FullAttention | SlidingWindow):
+            raise UnknownModelError(f"{fields.where}: layers of kind {layer.kind} are not supported; {_PLAN_ONLY}")
+        kept.append(layer)
+    widths = sorted({(layer.k_width, layer.v_width) for layer in kept})
+    if len(widths) > 1:
+        shown = " and ".join(f"{k_width}/{v_width}" for k_width, v_width in widths)
+        raise UnknownModelError(
+            f"{fields.where}: layers have keys and values of {shown} numbers, {fields.prefix}attention.key_length_swa "
+            f"and value_length_swa those with a window; known: one width for all layers; {_PLAN_ONLY}"
         )
-    return hidden_size // num_q_heads
+    return tuple(kept)
 
 
 def _ropes(
@@ -170,7 +153,7 @@ def _ropes(
     rope = rope_from_gguf(fields, width, max_positions, base)
     for tensor in header.tensors:
         if tensor.name.startswith("rope_factors_"):
-            raise UnknownModelError(f"{header.path}: tensor {tensor.name!r} (longrope) is not supported")
+            raise UnknownModelError(f"{header.path}: tensor {tensor.name!r} (longrope) is not supported; {_PLAN_ONLY}")
         if tensor.name == "rope_freqs.weight":
             rope = _own_divisors(header, tensor, rope)
     if not gemma:
@@ -235,16 +218,6 @@ def _check_tensors(header: GgufHeader, tensors: dict[str, GgufTensor], kind: Pag
                 f"{header.path}: tensor {name!r} is {list(tensor.shape)}, the metadata says {list(shape)}; "
                 "convert the model again"
             )
-
-
-def _dtype(header: GgufHeader, fields: Fields) -> str:
-    """The format of the matrices; norms and biases stay F32 in every file."""
-    types = {tensor.type_name for tensor in header.tensors if len(tensor.shape) > 1}
-    for words, dtype in (({"F32"}, "f32"), ({"F32", "F16"}, "f16"), ({"F32", "BF16"}, "bf16")):
-        if types and types <= words:
-            return dtype
-    fields.note(f"weights are stored as {', '.join(sorted(types)) or 'nothing'}: computed in bf16")
-    return "bf16"
 
 
 def _eos(header: GgufHeader) -> tuple[int, ...]:

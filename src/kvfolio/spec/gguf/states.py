@@ -37,7 +37,9 @@ def may_keep_states(fields: Fields, architecture: str) -> bool:
     return bool(found)
 
 
-def recurrent_layers(fields: Fields, architecture: str, counts: LayerCounts, kv_heads: tuple[int, ...]) -> tuple[bool, ...]:
+def recurrent_layers(
+    fields: Fields, architecture: str, counts: LayerCounts, kv_heads: tuple[int, ...]
+) -> tuple[bool, ...]:
     """For each layer whether it keeps a state."""
     if not may_keep_states(fields, architecture):
         return (False,) * counts.model

@@ -34,7 +34,8 @@ def first_part(header: GgufHeader) -> GgufHeader:
     first = header.path.parent / names[0]
     if not first.is_file():
         raise BrokenModelError(
-            f"{header.path} is one part of {len(names)}, and {names[0]}, which holds the metadata, is missing; get it"
+            f"{header.path} is one part of {len(names)}, and {names[0]}, which holds the metadata, is missing; "
+            "download it to the same folder"
         )
     return read_part(first)
 

@@ -34,9 +34,6 @@ def windows_of(fields: Fields, architecture: str, counts: LayerCounts) -> Window
     window = _window(fields, architecture, rule, counts)
     if window == 0:
         return none
-    if architecture == "phi3":
-        fields.note(f"llama.cpp does not apply the window of {window:,} tokens of phi3: every layer counted as full")
-        return none
     slides = _slides(fields, architecture, rule, counts)
     if slides is None:
         fields.note(f"llama.cpp gives {architecture} no window: every layer counted as full, not {window:,} tokens")

@@ -114,7 +114,7 @@ function showTables(view) {
     const itsFormat = other.formats[view.f];
     return {
       cells: [
-        other.name, words.large(other.num_parameters), words.large(other.num_active_parameters),
+        other.name, words.params(other.num_parameters), words.params(other.num_active_parameters),
         words.bytes(other.weights_bytes), words.bytes(itsFormat.bytes_per_token), words.bytes(itsFormat.bytes_at[view.c]) + (beyond(other, view.c) ? " *" : ""),
         ...(its.shortBytes ? ["weights do not fit", "–", "–", "–"] : [fitsText(its.fits), ...speedCells(its.step)]),
       ],

@@ -20,14 +20,14 @@ const words = {
     return words.count(count);
   },
 
-  // Parameters: 134.5 M, 8.03 G, as the command line has them.
-  large(value) {
+  // Parameters: 134.52 M, 8.03 B, as the command line has them.
+  params(value) {
     let step = 0;
-    while (value >= 1000 && step < 4) {
+    while (value >= 999.995 && step < 4) {
       value /= 1000;
       step += 1;
     }
-    return step ? `${words.count(value, 2)} ${"kMGT"[step - 1]}` : words.count(value);
+    return step ? `${words.count(value, 2)} ${"KMBT"[step - 1]}` : words.count(value);
   },
 
   users(count) {
