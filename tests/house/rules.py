@@ -37,7 +37,7 @@ def module_name(path: Path) -> str:
     return ".".join(path.relative_to(SRC).with_suffix("").parts)
 
 
-# ---- floors: who may import whom (as docs/structure.md has it) -----------------------------------------------------------
+# ---- floors: who may import whom (as docs/structure.md has it) -------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

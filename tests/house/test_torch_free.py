@@ -1,4 +1,4 @@
-"""The torch wall: spec, planner, cache, sched, sim and the CLI work where torch and its companions cannot be imported."""
+"""The torch wall: spec, planner, cache, sched, sim and the CLI work where torch and its like cannot be imported."""
 
 import os
 import subprocess
