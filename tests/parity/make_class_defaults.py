@@ -3,10 +3,11 @@
 Knows nothing of models or caches: a fact is copied when its name may decide the size of the cache, a state or the
 weights. Run with transformers installed: ``python tests/parity/make_class_defaults.py``.
 
-An entry has ``usual`` (field → default); ``pattern`` where the class makes its layers' kinds itself (those that a
-default config of any length gets, or of the one length ``only``); ``window`` where the class has a sliding window. A
-class with a language model inside has ``text``, the model_type of that, ``inner``, what it changes in that one's
-defaults, and ``cross`` where the decoder reads an encoder's tokens.
+An entry has ``usual`` (field → default; null for a number of key/value heads: one for each query head); ``pattern``
+where the class makes its layers' kinds itself (those that a default config of any length gets, or of the one length
+``only``); ``window`` where the class has a sliding window. A class with a language model inside has ``text``, the
+model_type of that, ``inner``, what it changes in that one's defaults, and ``cross`` where the decoder reads an
+encoder's tokens.
 """
 
 import dataclasses
@@ -23,7 +24,7 @@ _KEPT = re.compile(
     "hidden_size|n_embd|n_embed|d_model|layer|head|kv|window|chunk|lora|index|compress|mamba|ssm|state|conv|expand"
     "|linear_|lru|d_ff|max_pos|n_positions|n_ctx|max_s|max_t|multi_query|interval|pattern|period|offset|cla_|_cla"
     "|attn|attention|latent|qk_|block_types|n_groups|n_group|tie_|vocab_size|intermediate|ffn|n_inner|inner|expert|moe"
-    "|time_step_rank|seq_len|decoder|encoder|decay|gate|mtp|nextn|mlp_|_mlp|parallel|new_decoder"
+    "|time_step_rank|seq_len|decoder|encoder|decay|gate|mtp|nextn|mlp_|_mlp|parallel|new_decoder|first_k_dense"
 )
 _DROPPED = re.compile(
     "token|dropout|drop|init|eps|loss|jitter|theta|scal|clamp|limit|floor|act|init_|bias|norm|use_cache|router|kernels"
@@ -40,6 +41,7 @@ _ALWAYS = {
     "is_decoder": True,
     "is_encoder_decoder": True,
 }
+_KV_HEADS = ("num_key_value_heads", "num_kv_heads")
 _LENGTHS = (23, 30, 37, 44)
 # What a class takes out of its keyword arguments instead of declaring it as a field; read in its __post_init__.
 _UNDECLARED: dict[str, dict[str, object]] = {
@@ -87,7 +89,7 @@ def _add(found: dict[str, dict[str, object]], name: str, cls: type) -> None:
         if text.model_type != name and text.model_type not in found:
             _add(found, text.model_type, text)
         return
-    entry = {"usual": _usual(cls) | _UNDECLARED.get(name, {})}
+    entry = {"usual": _usual(cls) | _nested(cls) | _dense_head(cls) | _UNDECLARED.get(name, {})}
     if "sliding_window" in {field.name for field in dataclasses.fields(cls)}:
         entry["window"] = True
     pattern = _pattern(cls)
@@ -106,7 +108,32 @@ def _text_class(cls: type) -> type | None:
 
 
 def _usual(cls: type) -> dict[str, object]:
-    return _kept({field.name: field.default for field in dataclasses.fields(cls)})
+    defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+    one_each = {name: None for name in _KV_HEADS if defaults.get(name, 0) is None}
+    return _kept(defaults) | one_each
+
+
+def _nested(cls: type) -> dict[str, object]:
+    """The defaults of the mappings in which DBRX and MPT describe a layer."""
+    inner = {
+        name: sub for name, sub in getattr(cls, "sub_configs", {}).items() if name in ("attn_config", "ffn_config")
+    }
+    decides = re.compile("^(kv_|moe_|ffn_hidden|attn_type)")
+    found = {name: {key: v for key, v in _usual(sub).items() if decides.search(key)} for name, sub in inner.items()}
+    return {name: values for name, values in found.items() if values}
+
+
+def _dense_head(cls: type) -> dict[str, object]:
+    """How many first layers have no experts, where a class writes a list of that instead of the number."""
+    try:
+        kinds = getattr(cls(num_hidden_layers=_LENGTHS[0]), "mlp_layer_types", None)
+    except Exception:  # a class whose lists do not follow the number of layers
+        return {}
+    kinds = list(kinds or ())
+    head = kinds.index("sparse") if "sparse" in kinds else 0
+    dense_only_there = kinds == ["dense"] * head + ["sparse"] * (len(kinds) - head)
+    declared = any("dense" in field.name for field in dataclasses.fields(cls) if isinstance(field.default, int))
+    return {"first_k_dense_replace": head} if head and dense_only_there and not declared else {}
 
 
 def _inner(cls: type) -> dict[str, object]:

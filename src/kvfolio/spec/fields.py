@@ -1,7 +1,7 @@
 """Reads one model description field by field: every value typed, bounded and named in the error.
 
 Knows nothing of what a field means; JSON configs and GGUF metadata are the same to it. ``usual`` holds the values
-that a model's own class takes for absent fields, where such a class is known.
+that a model's own class takes for absent fields, where such a class is known; None: it derives one from others.
 """
 
 from collections.abc import Mapping
@@ -67,13 +67,19 @@ class Fields:
         return Fields(values, self.where, self.prefix, self.assumptions, self.usual, self.usual_of, self.asked)
 
     def child(self, name: str) -> "Fields | None":
-        """The mapping under ``name``; None when absent, null or empty."""
+        """The mapping under ``name``; None when absent, null or empty and the class has no values for its fields."""
         value = self.get(name)
+        usual = self.usual.get(name)
+        own = usual if isinstance(usual, Mapping) else {}
         if value is None or value == {}:
-            return None
+            if not own:
+                return None
+            value = {}
+            self.note(f"{self.prefix}{name} is absent: the defaults of model_type {self.usual_of} assumed")
         if not isinstance(value, dict):
             raise self.wrong(name, value, "an object or null")
-        return Fields(value, f"{self.where}: {self.prefix}{name}", "", self.assumptions)
+        where = f"{self.where}: {self.prefix}{name}"
+        return Fields(value, where, "", self.assumptions, own, self.usual_of if own else "")
 
     def integer(
         self, *names: str, default: int | None = None, assume: int | None = None, low: int = 1, high: int = _MAX_INTEGER
@@ -160,7 +166,7 @@ class Fields:
                 return name, value
         if self.usual and not any(self.names(name) for name in names):
             for name in names:
-                if name in self.usual:
+                if self.usual.get(name) is not None:
                     return name, self._usual_noted(name, self.usual[name])
         return names[0], None
 

@@ -42,7 +42,7 @@ class Pattern:
 class ClassDefaults:
     """One configuration class."""
 
-    usual: Mapping[str, object]
+    usual: Mapping[str, object]  # None: a number of key/value heads that is one for each query head
     pattern: Pattern | None
     has_window: bool  # whether the class reads sliding_window at all
     text: str | None  # model_type of the language model inside; None: the class describes it itself
@@ -53,6 +53,11 @@ class ClassDefaults:
     def has_windows_in_pattern(self) -> bool:
         """Whether the class gives some layers a window and others none."""
         return self.pattern is not None and "sliding_attention" in {*self.pattern.cycle, *self.pattern.head}
+
+    @property
+    def has_states_in_pattern(self) -> bool:
+        """Whether the class gives some layers a recurrent state."""
+        return self.pattern is not None and bool({"linear_attention", "conv", "hybrid"} & set(self.pattern.cycle))
 
 
 def find_class_defaults(model_type: str) -> ClassDefaults | None:

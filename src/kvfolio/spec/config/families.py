@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from kvfolio.errors import BrokenModelError, SpecError, UnknownModelError
 from kvfolio.spec.config import heads
 from kvfolio.spec.config.class_defaults import ClassDefaults, class_names, find_class_defaults
-from kvfolio.spec.config.known_types import ENCODERS, LOOPED, REMOTE
+from kvfolio.spec.config.known_types import ENCODERS, LOOPED, REMOTE, TEXT_OF_REMOTE, USUAL_OF_REMOTE
 from kvfolio.spec.config.layers import layers_of
 from kvfolio.spec.config.patterns import SUPERSEDED
 from kvfolio.spec.fields import Fields, show
@@ -130,19 +130,21 @@ def _text_fields(root: Fields) -> tuple[Fields, str, ClassDefaults | None]:
     has_cross = outer in _ENCODER_DECODERS or root.get("is_encoder_decoder") is True
     while True:
         has_cross = has_cross or (defaults is not None and defaults.has_cross)
-        inner_type = defaults.text if defaults is not None else None
+        inner_type = defaults.text if defaults is not None else TEXT_OF_REMOTE.get(stated or "")
         nested = next((name for name in _NESTED if isinstance(fields.get(name), dict) and fields.get(name)), None)
         if nested is not None:  # thinker_config holds a text_config in turn
             fields = fields.child(nested) or fields
             stated = fields.text("model_type") or inner_type
         elif inner_type is not None and inner_type != stated:  # an old flat file of a class that is nested today
+            if not any(fields.names(name) for name in (*heads.HIDDEN_NAMES, *heads.LAYER_NAMES)):
+                fields.note(f"text_config is absent: the defaults of model_type {inner_type} assumed")
             stated, inner = inner_type, defaults.inner if defaults is not None else {}
         else:
             break
         defaults = find_class_defaults(stated or "") or (find_class_defaults(inner_type) if inner_type else None)
     model_type = stated or outer or "unknown"
     _note_unknown(root, stated or outer, defaults)
-    usual = {**defaults.usual, **inner} if defaults is not None else {}
+    usual = {**defaults.usual, **inner} if defaults is not None else USUAL_OF_REMOTE.get(model_type, {})
     values = dict(fields.values)
     if has_cross and (fields is not root or stated != outer):
         values = {"add_cross_attention": True, **values}

@@ -27,6 +27,8 @@ KV_HEAD_NAMES: tuple[str, ...] = (
     "n_head_kv",
 )
 WIDTH_NAMES = ("head_dim", "attention_head_dim", "kv_channels", "d_kv", "d_head", "head_size", "attention_head_size")
+# Families whose published heads are of another width than the hidden size divided by their number.
+_OWN_WIDTH = ("falcon_h1", "minimax", "qwen3")
 # Values that may stand as a list with an entry for each layer.
 PER_LAYER_NAMES = ("num_attention_heads", "num_query_heads", "num_key_value_heads", "num_kv_heads", "head_dim")
 
@@ -51,8 +53,9 @@ def num_kv_heads(fields: Fields, q_heads: int) -> int:
     """Heads of keys and values, in every spelling; without any, one for each query head."""
     nested = fields.child("attn_config")
     if nested is not None:  # DBRX and MPT
-        fewest = 1 if nested.get("attn_type") == "multiquery_attention" else q_heads
-        return nested.integer("kv_n_heads", default=fewest, high=MAX_HEADS)
+        fewest = 1 if nested.silent("attn_type") == "multiquery_attention" else q_heads
+        has_default = "kv_n_heads" in nested.usual  # DBRX: absent means that, and null nothing
+        return nested.integer("kv_n_heads", default=None if has_default else fewest, high=MAX_HEADS)
     if fields.flag("multi_query_attention", False):  # ChatGLM
         return fields.integer("multi_query_group_num", high=MAX_HEADS)
     if fields.get("n_head_kv") is not None and fields.get("multi_query") is None:
@@ -61,15 +64,37 @@ def num_kv_heads(fields: Fields, q_heads: int) -> int:
         return fields.integer("n_head_kv", high=MAX_HEADS)
     if fields.get("attention_head_type") == "multiquery":  # SantaCoder, under GPT-2's model_type
         return 1
-    # Falcon: the new architecture has num_kv_heads; in the old one the flag decides and num_kv_heads is not read
-    if not fields.flag("new_decoder_architecture", False) and fields.flag("multi_query", False):
+    if _is_old_falcon(fields) and fields.flag("multi_query", False):
         return 1
+    if fields.get("multi_query_group_num") is not None and not fields.names("multi_query_attention"):
+        fields.note("multi_query_attention is absent: off assumed, and multi_query_group_num is not read")
     names = ("decoder_num_key_value_heads", *KV_HEAD_NAMES) if is_encoder_decoder(fields) else KV_HEAD_NAMES
-    if not any(fields.get(name) is not None or name in fields.usual for name in names):
-        if not fields.usual and not any(fields.names(name) for name in names):
-            fields.note(f"no number of key/value heads: one for each of the {q_heads} query heads assumed")
+    if not any(fields.silent(name) is not None for name in names):
+        _note_one_each(fields, q_heads, names)
         return q_heads
     return fields.integer(*names, default=q_heads, high=MAX_HEADS)
+
+
+def _is_old_falcon(fields: Fields) -> bool:
+    """Whether the old architecture's flag decides; the new one has num_kv_heads, which the old one does not read."""
+    name = "new_decoder_architecture"
+    is_new = fields.flag(name, False)
+    stated = any(fields.get(other) not in (None, 1) for other in ("num_kv_heads", "n_head_kv"))
+    if stated and not fields.names(name) and fields.usual_of == "falcon":
+        fields.note(f"{name} is absent: False assumed, the default of model_type falcon; num_kv_heads is not read")
+    return not is_new
+
+
+def _note_one_each(fields: Fields, q_heads: int, names: tuple[str, ...]) -> None:
+    """A class without such a field has always one for each query head, which is no assumption."""
+    if any(fields.names(name) for name in names):
+        return
+    name = next((name for name in names if name in fields.usual), None)
+    each = f"one for each of the {q_heads} query heads"
+    if name is not None:
+        fields.note(f"{name} is absent: {each}, as model_type {fields.usual_of} assumes")
+    elif not fields.usual:
+        fields.note(f"no number of key/value heads ({', '.join(names)}, multi_query): {each} assumed")
 
 
 def key_width(fields: Fields) -> int:
@@ -89,7 +114,11 @@ def key_width(fields: Fields) -> int:
             f"{fields.where}: a hidden size of {hidden} does not divide into {heads} heads; "
             "state head_dim or correct one of the two"
         )
-    return hidden // heads
+    width = hidden // heads
+    is_unusual = fields.usual_of.startswith(_OWN_WIDTH) or (width > 128 and width != 256)
+    if is_unusual and not any(fields.names(name) for name in WIDTH_NAMES):
+        fields.note(f"head_dim is absent: {width} assumed, the hidden size divided by {heads} heads")
+    return width
 
 
 def value_width(fields: Fields, k_width: int) -> int:
@@ -113,10 +142,20 @@ def window(fields: Fields) -> int:
 
 
 def has_latent(fields: Fields) -> bool:
-    """Whether keys and values are projections of one latent vector (MLA); null and use_mla false switch it off."""
+    """Whether keys and values are projections of one latent vector (MLA); use_mla false switches it off.
+
+    Raises BrokenModelError where the vector has no rank but its key has a rotary part, which only a latent has.
+    """
     if not fields.flag("use_mla", True):
         return False
-    return fields.silent("kv_lora_rank") not in (None, 0)
+    rank = fields.silent("kv_lora_rank")
+    if rank is not None and rank != 0:
+        return True
+    if fields.get("qk_rope_head_dim"):
+        if rank is None:
+            raise fields.missing("kv_lora_rank")
+        raise fields.wrong("kv_lora_rank", rank, "a whole number from 1, as qk_rope_head_dim is set, too")
+    return False
 
 
 def latent(fields: Fields, has_index: bool) -> LatentAttention:
@@ -161,6 +200,9 @@ def index_owners(fields: Fields, num_layers: int) -> list[bool]:
         if len(types) < num_layers or set(types) - {"full", "shared"}:
             raise fields.wrong("indexer_types", types, f"full or shared for each of the {num_layers} layers")
         return [word == "full" for word in types[:num_layers]]
-    every = fields.integer("index_topk_freq", default=1, low=0) or 1
-    offset = fields.integer("index_skip_topk_offset", default=2, low=0)
+    if fields.get("index_skip_topk_offset") is not None:
+        every = fields.integer("index_topk_freq", assume=1, low=0) or 1
+    else:
+        every = fields.integer("index_topk_freq", default=1, low=0) or 1
+    offset = fields.integer("index_skip_topk_offset", assume=2, low=0) if every > 1 else 0
     return [max(index - offset + 1, 0) % every == 0 for index in range(num_layers)]

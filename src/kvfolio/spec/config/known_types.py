@@ -1,7 +1,11 @@
 """Model types that are judged by name: encoders that keep no cache, and decoders whose class lies beside their weights.
 
-Knows nothing of fields. A model type in neither list, and without a class in transformers, is read by its fields alone.
+Of a few of the latter it has the defaults. Knows nothing of what a field means. A model type in neither list, and
+without a class in transformers, is read by its fields alone.
 """
+
+from collections.abc import Mapping
+from types import MappingProxyType
 
 # Their tokens attend in both directions, so nothing is kept between steps.
 ENCODERS = frozenset(
@@ -144,6 +148,31 @@ REMOTE = frozenset(
         "yi",
     }
 )
+
+# What the classes beside the weights of some assume for absent fields, as far as it decides a size.
+USUAL_OF_REMOTE: Mapping[str, Mapping[str, object]] = MappingProxyType(
+    {
+        "hunyuan": {
+            "cla_share_factor": 1,
+            "moe_topk": 1,
+            "num_experts": 1,
+            "num_key_value_heads": None,
+            "num_shared_expert": 1,
+            "use_cla": False,
+        },
+        "step3_text": {
+            "head_dim": 256,
+            "moe_intermediate_size": 5120,
+            "moe_num_experts": 48,
+            "moe_top_k": 3,
+            "num_attention_groups": 1,
+            "share_expert_dim": 5120,
+            "share_q_dim": 2048,
+        },
+    }
+)
+# The model_type of the text part, where it does not say so itself.
+TEXT_OF_REMOTE = MappingProxyType({"step3_vl": "step3_text"})
 
 # Every pass over the same layers keeps keys and values of its own.
 LOOPED = frozenset({"dory", "hrm_text"})

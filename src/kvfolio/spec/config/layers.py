@@ -222,6 +222,8 @@ def _global_changes(fields: Fields) -> dict[str, object]:
     kv_heads = fields.get("num_global_key_value_heads")
     if kv_heads is not None and fields.flag("attention_k_eq_v", True):
         changes["num_key_value_heads"] = kv_heads
+    elif fields.get("attention_k_eq_v") is True and not fields.names("num_global_key_value_heads"):
+        fields.note("num_global_key_value_heads is absent: num_key_value_heads assumed for global layers, too")
     return changes
 
 
@@ -252,7 +254,7 @@ def _shared(fields: Fields, words: list[str], layers: list[LayerKind]) -> list[L
             if words[index] not in last_of:
                 raise fields.wrong("num_kv_shared_layers", num_shared, "a number that leaves a layer of every kind")
             sources[index] = last_of[words[index]]
-    group = fields.integer("cla_share_factor", default=1) if fields.flag("use_cla", False) else 1
+    group = _group_that_shares(fields)
     if group > 1:  # Hunyuan: the first of each group keeps them
         sources = [index - index % group for index in sources]
     stated = fields.get("kv_source_layers")
@@ -263,6 +265,15 @@ def _shared(fields: Fields, words: list[str], layers: list[LayerKind]) -> list[L
             raise fields.wrong("kv_source_layers", stated, "an earlier layer's number, or its own, for each layer")
         sources = stated
     return [_reader(fields, layers, index, source) for index, source in enumerate(sources)]
+
+
+def _group_that_shares(fields: Fields) -> int:
+    """How many layers in a row share keys and values (Hunyuan's CLA); 1: none."""
+    if fields.flag("use_cla", False):
+        return fields.integer("cla_share_factor")
+    if fields.get("cla_share_factor") not in (None, 1) and not fields.names("use_cla"):
+        fields.note("use_cla is absent: off assumed, and cla_share_factor is not read")
+    return 1
 
 
 def _reader(fields: Fields, layers: list[LayerKind], index: int, source: int) -> LayerKind:

@@ -50,6 +50,18 @@ SUPERSEDED = frozenset(
         "use_sliding_window",
     }
 )
+# Hybrids without a class that makes the list of their layers: the field that must then be there.
+_NEEDED = {
+    "bailing_moe_linear": "layer_group_size",
+    "kimi_k3": "linear_attn_config",
+    "lfm2_moe": "layer_types",
+    "minimax_m1": "attn_type_list",
+    "minimax_m3": "sparse_attention_config",
+    "minimax_text_01": "attn_type_list",
+    "nemotron-nas": "block_configs",
+    "nemotron_h": "hybrid_override_pattern",
+    "plamo2": "layers_block_type",
+}
 # Classes without attention: every layer is a state.
 _ATTENTION_FREE = frozenset({"mamba", "mamba2", "falcon_mamba", "rwkv", "rwkv5", "rwkv6", "rwkv7", "xlstm"})
 
@@ -57,12 +69,15 @@ _ATTENTION_FREE = frozenset({"mamba", "mamba2", "falcon_mamba", "rwkv", "rwkv5",
 def layer_words(fields: Fields, model_type: str, defaults: ClassDefaults | None, num_layers: int) -> list[str]:
     """One word for each layer, in order.
 
-    Raises UnknownModelError for a kind of layer that is not known, BrokenModelError for a list that is too short.
+    Raises UnknownModelError for a kind of layer that is not known, BrokenModelError for a list that is too short,
+    or missing where the model type says that there is one.
     """
     for rule in _RULES:
         words = rule(fields, num_layers)
         if words is not None:
             return words
+    if model_type in _NEEDED:
+        raise fields.missing(_NEEDED[model_type])
     if model_type in _ATTENTION_FREE:
         return [RECURRENT] * num_layers
     special = _OF_TYPE.get(model_type)
@@ -71,6 +86,8 @@ def layer_words(fields: Fields, model_type: str, defaults: ClassDefaults | None,
     words = _window_pattern(fields, defaults, num_layers)
     if words is not None:
         return words
+    if defaults is not None and defaults.has_states_in_pattern:
+        return _class_pattern(fields, defaults, num_layers)
     is_read = "use_sliding_window" in fields.usual or (defaults is None and fields.names("use_sliding_window"))
     if is_read or fields.get("use_sliding_window") is False:
         return _switched_window(fields, num_layers)
@@ -142,8 +159,12 @@ def _linear_attn_config(fields: Fields, num_layers: int) -> list[str] | None:
 def _sparse_attention(fields: Fields, num_layers: int) -> list[str] | None:
     """MiniMax-M3: 1 for a layer whose blocks are chosen by index keys."""
     child = fields.child("sparse_attention_config")
-    if child is None or not child.flag("use_sparse_attention", True):
+    if child is None:
         return None
+    if not child.flag("use_sparse_attention", True):
+        return [FULL] * num_layers
+    if child.names("sparse_index_dim") and child.get("sparse_attention_freq") is None:
+        raise child.missing("sparse_attention_freq")
     flags = number_list(child, "sparse_attention_freq", num_layers)
     return None if flags is None else [SPARSE if flag else FULL for flag in flags]
 
@@ -317,13 +338,15 @@ def _class_pattern(fields: Fields, defaults: ClassDefaults, num_layers: int) -> 
     if words is None:
         raise fields.missing("layer_types")
     kinds = [sort_of_word(fields, "layer_types", word) for word in words]
-    if len(set(kinds)) > 1:
+    if len(set(kinds)) > 1 or RECURRENT in kinds or fields.usual_of == "lfm2":
         fields.note(f"no list of layer types: the pattern of model_type {fields.usual_of} assumed")
     return _without_absent_window(fields, kinds)
 
 
 def _window_alone(fields: Fields, model_type: str, defaults: ClassDefaults | None, num_layers: int) -> list[str]:
     if not has_window(fields):
+        if defaults is not None and defaults.has_window and not any(fields.names(name) for name in WINDOW_NAMES):
+            fields.note(f"sliding_window is absent: no window, as model_type {fields.usual_of} assumes")
         return [FULL] * num_layers
     if defaults is not None and not defaults.has_window:
         fields.note(f"model_type {model_type} has no window: sliding_window is not read, full attention counted")

@@ -6,7 +6,7 @@ Checked against transformers' own networks (``tests/parity/test_weight_count.py`
 
 from dataclasses import replace
 
-from kvfolio.spec.config.heads import hidden_size
+from kvfolio.spec.config.heads import hidden_size, is_encoder_decoder
 from kvfolio.spec.fields import Fields
 from kvfolio.spec.layers import CrossAttention, LayerKind, RecurrentState, parts_of
 from kvfolio.spec.model import WeightCount
@@ -62,7 +62,9 @@ def count_weights(fields: Fields, root: Fields, layers: tuple[LayerKind, ...], m
     routed = sum(piece.routed.total for piece in pieces)
     tables, head = _embeddings(fields, root, hidden, kind, traits)
     beside = tower_weights(root, hidden) + images * sum(1 for piece in pieces if piece.routed.total)
-    if any(isinstance(part, CrossAttention) for layer in layers for part in parts_of(layer)) and _has_encoder(root):
+    if any(isinstance(part, CrossAttention) for layer in layers for part in parts_of(layer)) and _has_encoder(
+        fields, root
+    ):
         beside += encoder_weights(root, kind)
     rest = tables + _between(fields, layers, hidden, kind, traits) + beside
     total = sum(piece.total for piece in pieces) + head + rest
@@ -168,6 +170,8 @@ def _tied(fields: Fields, root: Fields, traits: Traits) -> bool:
         value = source.get("tie_word_embeddings")
         if isinstance(value, bool):
             return value
+    if not traits.tied and fields.stated_or_usual("tie_word_embeddings") is None:
+        fields.note("tie_word_embeddings is absent: an output matrix of its own assumed")
     return fields.flag("tie_word_embeddings", traits.tied)
 
 
@@ -212,8 +216,9 @@ def _streams(fields: Fields, hidden: int, kind: str) -> int:
     return streams * streams * hidden + streams + 1 if streams > 1 else 0
 
 
-def _has_encoder(root: Fields) -> bool:
-    return root.child("encoder") is not None or root.flag("is_encoder_decoder", False)
+def _has_encoder(fields: Fields, root: Fields) -> bool:
+    is_both = root.flag("is_encoder_decoder", False) or is_encoder_decoder(fields)
+    return root.child("encoder") is not None or is_both
 
 
 def _note_guessing(fields: Fields) -> None:

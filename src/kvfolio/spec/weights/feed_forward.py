@@ -6,7 +6,7 @@ Knows nothing of attention or storage. Which layers have experts is written in a
 from dataclasses import dataclass
 
 from kvfolio.errors import BrokenModelError
-from kvfolio.spec.fields import Fields
+from kvfolio.spec.fields import Fields, show
 from kvfolio.spec.layers import LayerKind, NoCache, SharedCache
 from kvfolio.spec.weights.numbers import NOTHING, Weights, per_layer
 from kvfolio.spec.weights.traits import Traits, bare_type
@@ -48,6 +48,10 @@ _SHARED_WIDTH = (
     "shared_intermediate_size",
     "share_expert_dim",
 )
+_DENSE_HEAD = ("first_k_dense_replace", "num_dense_layers", "moe_layer_num_skipped")
+# Their experts are as wide as intermediate_size says.
+_ONE_WIDTH = ("llama4", "mixtral", "phimoe", "minimax", "minimax_text_01")
+_ONE_WIDTH_BY_DEFAULT = ("arctic", "grok_1", "hunyuan")
 _OWN_LAYER = {"-": "dense", "e": "sparse", "mlp": "dense", "moe": "sparse"}  # Nemotron-H; all else mixes tokens
 
 
@@ -74,13 +78,17 @@ def read_experts(fields: Fields) -> Experts:
     Raises BrokenModelError where a token is to pass through more of them than there are.
     """
     inner = fields.child("ffn_config")
-    source = inner if inner is not None and inner.get("moe_num_experts") is not None else fields
+    source = inner if inner is not None and inner.silent("moe_num_experts") is not None else fields
     raw = next((source.get(name) for name in _NUM_EXPERTS if source.get(name) is not None), None)
     if isinstance(raw, list):  # one a layer (Hunyuan), or one a modality (Ernie-VL)
         items = [item for item in raw if isinstance(item, int)]
         count = sum(items) if len(set(items)) != 1 or len(items) == 2 else items[0]
     else:
         count = source.integer(*_NUM_EXPERTS, default=0, low=0)
+    if count == 0:
+        _check_dense(source)
+    elif fields.usual_of == "kimi_linear" and not any(fields.names(name) for name in _NUM_EXPERTS):
+        fields.note(f"num_experts is absent: {count:,} assumed, which the class calls num_local_experts")
     if count < 2 or not (fields.flag("enable_moe_block", True) and fields.flag("is_moe", True)):
         return Experts()
     chosen = next((source.get(name) for name in _CHOSEN if source.get(name) is not None), None)
@@ -94,6 +102,21 @@ def read_experts(fields: Fields) -> Experts:
             f"{count:,}; a token cannot pass through more experts than there are: correct one of them"
         )
     return Experts(count, used)
+
+
+def _check_dense(fields: Fields) -> None:
+    """A model without a number of experts is dense; one that has other fields of experts lacks it."""
+    told = next((name for name in (*_CHOSEN, *_EXPERT_WIDTH, *_SHARED_COUNT) if fields.get(name)), None)
+    stated = next((name for name in _NUM_EXPERTS if fields.names(name)), None)
+    if told is None:
+        return
+    if stated is None:
+        raise BrokenModelError(
+            f"{fields.where}: {told} is {show(fields.get(told))}, but the number of experts is missing; "
+            f"add one of {', '.join(_NUM_EXPERTS)}, or take a complete file"
+        )
+    if fields.get(stated) is not None:
+        fields.note(f"{stated} is {show(fields.get(stated))}: every layer is counted as dense, whatever {told} says")
 
 
 def _name_set(fields: Fields, names: tuple[str, ...]) -> str:
@@ -116,6 +139,8 @@ def feed_forward_weights(
         sparse = _sparse(fields, count, hidden, kind, traits, experts)
     found = []
     for index, name in enumerate(pattern):
+        if name in ("dense", "both") and not dense[index]:
+            raise fields.wrong(_name_set(fields, _DENSE_WIDTH), 0, "the width of a feed-forward, from 1")
         wide = _block(hidden, dense[index], traits) if name in ("dense", "both") else NOTHING
         part = sparse[index] if name in ("sparse", "both") else FeedForward()
         found.append(FeedForward(wide, part.shared, part.routed))
@@ -175,8 +200,10 @@ def _sparse_layers(fields: Fields, count: int, kind: str) -> list[bool]:
         return [(index + 1) % step == 0 for index in layers]
     if kind.startswith("ernie4_5"):
         return _ernie_layers(fields, count)
-    first = fields.integer("first_k_dense_replace", "num_dense_layers", "moe_layer_num_skipped", default=0, low=0)
-    every = frequency if isinstance(frequency, int) and frequency > 0 else 1
+    first = fields.integer(*_DENSE_HEAD, default=0, low=0)
+    if fields.names("n_routed_experts") and not fields.usual and not any(fields.names(name) for name in _DENSE_HEAD):
+        fields.note(f"{_DENSE_HEAD[0]} is absent: experts in the first layers, too, assumed")
+    every = fields.integer("moe_layer_freq", default=1)
     sparse_step = fields.integer("decoder_sparse_step", default=1)
     only = fields.get("mlp_only_layers")
     dense_only = set(only) if isinstance(only, list) else set()
@@ -217,6 +244,8 @@ def _dense_widths(fields: Fields, layers: tuple[LayerKind, ...], hidden: int, ki
     found = per_layer(fields, names, count)
     if found is None:
         inner = fields.child("ffn_config")
+        if inner is None and not fields.usual and not fields.get("expansion_ratio") and not fields.get("mlp_ratio"):
+            fields.note("intermediate_size (or ffn_hidden_size) is absent: four times the hidden size assumed")
         ratio = fields.integer("expansion_ratio", "mlp_ratio", default=4)
         width = inner.integer("ffn_hidden_size", default=ratio * hidden) if inner else ratio * hidden
         found = (width,) * count
@@ -253,12 +282,17 @@ def _sparse(
     """Router, routed and shared experts, for every layer as if it had them."""
     inner = fields.child("ffn_config")
     widths = per_layer(inner, ("ffn_hidden_size",), count) if inner is not None else None
-    if widths is None and kind not in ("llama4", "mixtral", "phimoe", "minimax", "minimax_text_01"):
+    if widths is None and kind not in _ONE_WIDTH:
         widths = per_layer(fields, _EXPERT_WIDTH, count)
-    widths = widths or per_layer(fields, _ONLY_WIDTH, count)
+        if widths is None and not fields.usual and kind not in _ONE_WIDTH_BY_DEFAULT:
+            fields.note("moe_intermediate_size is absent: experts as wide as intermediate_size assumed")
+    if widths is None and not kind.startswith("gemma4"):
+        widths = per_layer(fields, _ONLY_WIDTH, count)
     if widths is None:
         raise fields.missing("moe_intermediate_size")
-    narrow = fields.integer("moe_latent_size", "routed_expert_hidden_size", default=hidden)
+    narrow = fields.integer("moe_latent_size", "routed_expert_hidden_size", default=0) or hidden
+    if fields.get("latent_moe_use_norm") and narrow == hidden:
+        raise fields.missing("routed_expert_hidden_size")
     shared = _shared_widths(fields, widths, kind)
     gate = hidden if kind.startswith(("qwen2_moe", "qwen3_next", "qwen3_5", "qwen3_omni")) else 0
     found = []

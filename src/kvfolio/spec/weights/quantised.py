@@ -101,21 +101,26 @@ def _find_packing(config: Fields, fields: Fields) -> Packing | None:
     reader = _METHODS.get(method.replace("_", "-"))
     bits = reader(config) if reader is not None else None
     if bits is None:
-        fields.note(f"quantisation by {method or 'an unnamed method'} is not known: weights counted at their dtype")
+        named = f"by {method}" if method else "whose quant_method is absent"
+        fields.note(f"the quantisation {named} is not known (quantization_config): weights counted at their dtype")
         return None
     if method == "mxfp4":
         return {"routed": bits}
     packing = _by_target(config) or dict.fromkeys(_PIECES, bits)
     if fields.get("expert_dtype") == "fp4":  # DeepSeek-V4: a scale of one byte for 32 numbers
         packing["routed"] = Fraction(4) + Fraction(8, 32)
+    elif fields.usual_of == "deepseek_v4" and not fields.names("expert_dtype"):
+        fields.note("expert_dtype is absent: experts counted at the width of the other matrices")
     return packing
 
 
 def _fp8(config: Fields) -> Fraction:
     """One byte, and one scale for a block where there are blocks (arXiv 2412.19437, section 3.3)."""
     block = config.get("weight_block_size")
-    if not isinstance(block, list) or len(block) != 2 or not all(type(side) is int and side > 0 for side in block):
+    if block is None:
         return Fraction(8)
+    if not isinstance(block, list) or len(block) != 2 or not all(type(side) is int and side > 0 for side in block):
+        raise config.wrong("weight_block_size", block, "a list of two whole numbers from 1, or null")
     scale = 8 if config.get("scale_fmt") == "ue8m0" else 32
     return 8 + Fraction(scale, block[0] * block[1])
 
@@ -140,8 +145,13 @@ def _bitsandbytes(config: Fields) -> Fraction:
 def _compressed_tensors(config: Fields) -> Fraction | None:
     """compressed-tensors: the width and group of the first group of layers."""
     groups = config.child("config_groups")
+    if not config.names("ignore"):
+        config.note("ignore is absent: no matrix is left out of the quantisation")
     first = next((groups.child(name) for name in groups.values), None) if groups is not None else None
-    return _group_bits(first, config) if first is not None else None
+    if first is None:
+        config.note("config_groups is absent or empty: the widths of the quantised weights are not known")
+        return None
+    return _group_bits(first, config)
 
 
 def _group_bits(group: Fields, config: Fields) -> Fraction | None:
@@ -151,8 +161,14 @@ def _group_bits(group: Fields, config: Fields) -> Fraction | None:
     bits = weights.integer("num_bits", high=16)
     size = weights.integer("group_size", default=0, low=-1)
     if size <= 0:
+        if weights.get("strategy") in ("group", "tensor_group"):
+            raise weights.missing("group_size")
+        if not weights.names("group_size"):
+            weights.note("group_size is absent: quantised weights without scales for groups assumed")
         return Fraction(bits)
     fmt = group.text("format") or config.text("format") or ""
+    if bits == 4 and not fmt and weights.get("type") is None:
+        weights.note("type is absent: quantised weights of 4 bits are taken to be integers")
     small = bits == 4 and (weights.get("type") == "float" or "fp4" in fmt)
     scale = Fraction(8 if small else 16, size)
     return bits + scale + (0 if weights.flag("symmetric", True) else Fraction(bits, size))

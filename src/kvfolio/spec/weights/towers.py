@@ -39,7 +39,10 @@ def tower_weights(root: Fields, hidden: int) -> int:
         return usual
     known = find_class_defaults(root.text("model_type") or "")
     if not found and ((known is not None and known.text is not None) or outer.child("text_config") is not None):
-        root.note("the config describes no vision or audio tower: if the model has one, its weights are not counted")
+        root.note(
+            "the config describes no vision or audio tower (vision_config, audio_config): "
+            "if the model has one, its weights are not counted"
+        )
     return total
 
 
@@ -100,14 +103,20 @@ def _own_encoder(encoder: Fields) -> int:
 
 
 def _tower(tower: Fields, name: str, root: Fields, hidden: int) -> int:
-    width = tower.integer(*_WIDTH, default=0, low=0)
+    whole = root.text("model_type") or ""
+    if whole == "qwen2_vl":  # hidden_size is the width of the text there
+        width = tower.integer("embed_dim", assume=1280)
+    else:
+        width = tower.integer(*_WIDTH, default=0, low=0)
     depth = tower.integer(*_DEPTH, default=0, low=0)
     if (tower.text("architecture") or "").startswith("mobilenetv5_300m"):  # Gemma 3n; a convolutional network
         return _MOBILENET_V5 + width * hidden
     if not width or not depth:
-        root.note(f"{name} gives no sizes: the weights of that tower are not counted")
+        lacking = "depth (num_hidden_layers or depth)" if width else "width (hidden_size or embed_dim)"
+        root.note(f"{name} gives no {lacking}: the weights of that tower are not counted")
         return 0
-    depth += tower.integer("num_global_layers", default=0, low=0)
+    more = 0 if whole != "mllama" else None
+    depth += tower.integer("num_global_layers", default=more, assume=8, low=0)
     ratio = tower.number("mlp_ratio", default=4.0)
     inner = tower.integer(*_INNER, default=int(ratio * width))
     kind = tower.text("model_type") or root.text("model_type") or ""
