@@ -67,8 +67,8 @@ def show_several(plans: Sequence[Plan]) -> None:
     common = [sentence for sentence in plans[0].assumptions if all(sentence in plan.assumptions for plan in plans)]
     for plan in plans:
         own = [sentence for sentence in plan.assumptions if sentence not in common]
-        _show_assumptions(console, own, f"for {plan.model.name}")
-    _show_assumptions(console, common, "for all")
+        _show_assumptions(console, own, f" for {plan.model.name}")
+    _show_assumptions(console, common, " for all")
 
 
 def show_ladder(ladder: Sequence[WhatIf]) -> None:
@@ -240,7 +240,7 @@ def _facts(plan: Plan) -> Iterator[str]:
 
 def _show_assumptions(console: Console, assumptions: Sequence[str], name: str = "") -> None:
     if assumptions:
-        console.print(f"\n[dim]Assumed {escape(printable(name))}[/]")
+        console.print(f"\n[dim]Assumed{escape(printable(name))}[/]")
         for sentence in assumptions:
             console.print(f"[dim]  · {escape(printable(sentence))}[/]", soft_wrap=True)
 

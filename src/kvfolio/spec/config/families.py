@@ -14,7 +14,7 @@ from kvfolio.spec.config.known_types import ENCODERS, LOOPED, REMOTE, TEXT_OF_RE
 from kvfolio.spec.config.layers import layers_of
 from kvfolio.spec.config.patterns import SUPERSEDED
 from kvfolio.spec.fields import Fields, show
-from kvfolio.spec.formats import F32, FORMATS, format_of_dtype
+from kvfolio.spec.formats import FORMATS, format_of_dtype
 from kvfolio.spec.layers import LayerKind, NoCache
 from kvfolio.spec.model import ModelSpec, WeightCount
 from kvfolio.spec.weights.count import count_weights
@@ -237,8 +237,6 @@ def _dtype(fields: Fields, root: Fields) -> str:
     if fmt is None or fmt.name not in FORMATS:
         fields.note(f"dtype is {show(word)}: the cache is counted as bfloat16's")
         return "bf16"
-    if fmt == F32:
-        fields.note("dtype is float32: the weights' as published; the cache is usually kept at 16 bits")
     return fmt.name
 
 
