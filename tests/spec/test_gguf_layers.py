@@ -100,7 +100,7 @@ def test_a_wrong_value_is_refused_by_its_key(read: Reader, key: str, value: obje
 
 def test_gemma2_alternates_beginning_with_a_window(read: Reader) -> None:
     assert read(model("gemma2", attention__sliding_window=512)).layers == (window(512), FULL) * 3
-    spec = read(model("gemma2"))
+    spec = read(model("gemma2", context_length=8192))
     assert spec.layers[0] == window(4096)
     assert "gemma2.attention.sliding_window is absent: 4,096 assumed" in spec.assumptions
 
@@ -153,12 +153,12 @@ def test_a_window_that_the_header_must_give_is_missed(read: Reader, architecture
 
 
 def test_exaone4_of_64_layers_has_the_window_that_its_first_files_left_out(read: Reader) -> None:
-    assert read(model("exaone4", block_count=64)).kinds() == ((window(4096), 48), (FULL, 16))
+    assert read(model("exaone4", block_count=64, context_length=131_072)).kinds() == ((window(4096), 48), (FULL, 16))
     assert read(model("exaone4", block_count=30)).kinds() == ((FULL, 30),)
 
 
 def test_llama4_cuts_the_text_in_pieces_of_8192(read: Reader) -> None:
-    layers = read(model("llama4")).layers
+    layers = read(model("llama4", context_length=131_072)).layers
     assert layers[:4] == (ChunkedAttention(2, 16, 16, 8192),) * 3 + (FULL,)
 
 
@@ -281,3 +281,8 @@ def test_layers_that_only_draft_tokens_are_not_counted(read: Reader) -> None:
     spec = read(model("glm4moe", block_count=7, nextn_predict_layers=1, attention__head_count_kv=numbers(*(2,) * 7)))
     assert spec.layers == (FULL,) * 6
     assert "the last 1 of 7 layers only draft tokens: not counted in the cache" in spec.assumptions
+
+
+def test_a_window_as_long_as_the_context_is_no_window(read: Reader) -> None:
+    assert read(model("gemma2", attention__sliding_window=1000)).layers == (FULL,) * 6  # of 1,000 tokens
+    assert read(model("gemma2", attention__sliding_window=999)).layers == (window(999), FULL) * 3

@@ -38,6 +38,7 @@ __all__ = [
     "SlidingWindow",
     "parts_of",
     "with_parts",
+    "without_idle_windows",
 ]
 
 
@@ -219,6 +220,20 @@ LayerKind = SingleKind | CombinedLayer
 def parts_of(kind: LayerKind) -> tuple[SingleKind, ...]:
     """The memories of one layer: one, or those of a combined layer."""
     return kind.parts if isinstance(kind, CombinedLayer) else (kind,)
+
+
+def without_idle_windows(layers: tuple[LayerKind, ...], max_context: int | None) -> tuple[LayerKind, ...]:
+    """Windows that no text the model reads can fill, as what they are: full attention."""
+
+    if max_context is None:
+        return layers
+
+    def opened(part: SingleKind) -> SingleKind:
+        if isinstance(part, SlidingWindow | ChunkedAttention) and part.window >= max_context:
+            return FullAttention(part.num_kv_heads, part.k_width, part.v_width)
+        return part
+
+    return tuple(with_parts(kind, opened) for kind in layers)
 
 
 def with_parts(kind: LayerKind, change: Callable[[SingleKind], SingleKind]) -> LayerKind:

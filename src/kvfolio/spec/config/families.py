@@ -15,7 +15,7 @@ from kvfolio.spec.config.layers import layers_of
 from kvfolio.spec.config.patterns import SUPERSEDED
 from kvfolio.spec.fields import Fields, show
 from kvfolio.spec.formats import FORMATS, format_of_dtype
-from kvfolio.spec.layers import LayerKind, NoCache
+from kvfolio.spec.layers import LayerKind, NoCache, without_idle_windows
 from kvfolio.spec.model import ModelSpec, WeightCount
 from kvfolio.spec.weights.count import count_weights
 
@@ -77,12 +77,16 @@ def spec_from_config(config: Mapping[str, object], name: str) -> ModelSpec:
     if defaults is None and model_type not in REMOTE:
         _refuse_unread(fields, model_type)
     _note_repeated_heads(fields, layers, q_heads)
+    max_context = _max_context(fields, root)
+    effective = without_idle_windows(layers, max_context)
+    if effective != layers:
+        root.note(f"the window is not smaller than the {max_context or 0:,} tokens that the model reads: no effect")
     _note_stored_format(root)
     return ModelSpec(
         name=name,
         model_type=model_type,
-        layers=layers,
-        max_context=_max_context(fields, root),
+        layers=effective,
+        max_context=max_context,
         dtype=_dtype(fields, root),
         hidden_size=heads.hidden_size(fields),
         num_q_heads=q_heads,

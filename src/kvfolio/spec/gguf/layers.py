@@ -28,6 +28,7 @@ from kvfolio.spec.layers import (
     SharedCache,
     SingleKind,
     SlidingWindow,
+    without_idle_windows,
 )
 from kvfolio.spec.model import ModelSpec
 from kvfolio.spec.token_layers import HEAVY_RATIO, LIGHT_RATIO
@@ -48,12 +49,13 @@ def spec_from_gguf(header: GgufHeader) -> ModelSpec:
     architecture, fields = architecture_of(header)
     parts = parts_at_hand(header, fields)
     layers, q_heads = layers_of(parts, fields, architecture)
+    max_context = context_of(fields)
     names = part_names(header.path)
     return ModelSpec(
         name=names[0].removesuffix(f"-00001-of-{len(names):05}.gguf") if names else header.path.stem,
         model_type=architecture,
-        layers=layers,
-        max_context=context_of(fields),
+        layers=without_idle_windows(layers, max_context),
+        max_context=max_context,
         dtype=stored_format(parts, fields),
         hidden_size=fields.integer("embedding_length"),
         num_q_heads=max(q_heads),
