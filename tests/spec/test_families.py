@@ -445,13 +445,7 @@ def test_a_checkpoint_that_asks_for_a_smaller_cache_is_heard() -> None:
 @pytest.mark.parametrize(("window", "growing"), [(262_144, 393_216), (131_072, 393_216), (131_071, 0)])
 def test_a_window_that_no_text_can_fill_is_full_attention(window: int, growing: int) -> None:
     config: dict[str, object] = {"model_type": "phi3", "num_hidden_layers": 32, "hidden_size": 3072}
-        "model_type": "phi3",
-        "num_hidden_layers": 32,
-        "hidden_size": 3072,
-        "vocab_size": 32064,
-    }
-    config |= {"num_attention_heads": 32, "num_key_value_heads": 32, "intermediate_size": 8192}
+    config |= {"num_attention_heads": 32, "num_key_value_heads": 32, "intermediate_size": 8192, "vocab_size": 32064}
     spec = spec_from_config(config | {"max_position_embeddings": 131_072, "sliding_window": window}, "phi-3-mini-128k")
-    fmt = CacheFormat(BF16, BF16)
-    assert sum(layer.growth(fmt) for layer in spec.layers) == growing
+    assert sum(layer.growth(BYTES16) for layer in spec.layers) == growing
     assert any("no effect" in note for note in spec.assumptions) == (growing > 0)
