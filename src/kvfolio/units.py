@@ -75,24 +75,25 @@ def format_tokens(count: int) -> str:
     return f"{count:,}"
 
 
-def format_decimal_bytes(num_bytes: int) -> str:
-    """``num_bytes`` in the largest decimal unit that keeps it at 1 or more, as vendors write: ``80.0 GB``."""
-    value = float(num_bytes)
-    for unit in ("B", "KB", "MB", "GB"):
-        if abs(value) < 1000:
-            return f"{int(value)} B" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} TB"
-
-
 def format_bytes(num_bytes: int) -> str:
     """``num_bytes`` in the largest binary unit that keeps it at 1 or more: ``22.50 KiB``, ``1.00 GiB``."""
+    return _in_units(num_bytes, 1024, ("KiB", "MiB", "GiB", "TiB"), 2)
+
+
+def format_decimal_bytes(num_bytes: int) -> str:
+    """``num_bytes`` in the largest decimal unit that keeps it at 1 or more, as vendors write: ``80.0 GB``."""
+    return _in_units(num_bytes, 1000, ("KB", "MB", "GB", "TB"), 1)
+
+
+def _in_units(num_bytes: int, step: int, units: tuple[str, ...], digits: int) -> str:
+    if abs(num_bytes) < step:
+        return f"{num_bytes} B"
     value = float(num_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(value) < 1024:
-            return f"{int(value)} B" if unit == "B" else f"{value:.2f} {unit}"
-        value /= 1024
-    return f"{value:.2f} TiB"
+    for unit in units:
+        value /= step
+        if abs(value) < step or unit == units[-1]:
+            return f"{value:.{digits}f} {unit}"
+    raise AssertionError("the last unit takes everything")
 
 
 def enough_bytes(num_bytes: int) -> str:

@@ -35,7 +35,7 @@ from kvfolio.units import format_bytes
 
 def fleet(
     model: Annotated[str, typer.Argument(help="A known name, folder, config.json, GGUF, or hub id.")],
-    conversations: Annotated[int, typer.Option(help="Conversations held at once.")],
+    conversations: Annotated[int, typer.Option("--conversations", "--users", help="Conversations held at once.")],
     context: Annotated[
         str | None, typer.Option(help="Tokens set aside for each conversation. Left out: the mean, or 8192.")
     ] = None,
