@@ -148,3 +148,8 @@ def test_a_format_for_latents_has_one_other_design() -> None:
     options = read_options(context=4096, device="h100-sxm", devices=16, kv_format="fp8-mla")
     names = [row.name for row in what_if(kvfolio.read_model("deepseek-v3"), options)]
     assert names == ["as published", "MLA", "bf16", "int8", "int6", "int4"]
+
+
+def test_memory_that_was_given_is_short_on_the_stage_with_the_largest_cache() -> None:
+    with pytest.raises(BudgetError, match=r"takes 2\.03 GiB .* 1\.86 GiB for caches: short by 169\.\d\d MiB"):
+        kvfolio.fleet("kimi-k3", 1, kv_memory=2 * 10**9, pipeline=2, context="128k")  # the other stage would have room

@@ -80,7 +80,7 @@ def plan(
 ) -> None:
     """What will the cache of MODEL cost, how many users fit, how fast can it go?"""
     given = dict(locals())
-    faces = _faces(given)
+    face = _face(given)
     options = _options(given)
     specs = [read_model(name) for name in models]
     if what_if:
@@ -108,10 +108,10 @@ def plan(
         if not all(agree):
             raise typer.Exit(1)
     else:
-        _show_plans(models, specs, options, faces)
+        _show_plans(models, specs, options, face)
 
 
-def _faces(given: Mapping[str, Any]) -> str:
+def _face(given: Mapping[str, Any]) -> str:
     """The one way of showing that was asked for; two at once are refused, except JSON of a face that has it."""
     asked = [name for name in ("what_if", "html", "csv", "emit", "verify", "log") if given[name]]
     if len(asked) > 1:

@@ -13,11 +13,11 @@ from kvfolio.planner.engines.logs import LogLine, explain_log, read_log
 from kvfolio.planner.options import PlanOptions
 from kvfolio.units import format_bytes
 
-FEW_TOKENS, WIDE_WINDOW = 300, 5000
-
 if TYPE_CHECKING:
     from kvfolio.engine.verify import Verification
     from kvfolio.spec.model import ModelSpec
+
+FEW_TOKENS, WIDE_WINDOW = 300, 5000
 
 
 def show_log(spec: "ModelSpec", options: PlanOptions, path: Path, as_json: bool) -> None:
@@ -96,5 +96,4 @@ def _print_verification(name: str, result: "Verification") -> None:
     for difference, count in result.differences():
         mark = "·" if difference.explained else "NOT EXPLAINED:"
         print(f"  {mark} {difference.reason}: {difference.num_bytes:+,} B in {count} layers")
-    words = {True: "equal, or every difference has a name", False: "the plan and the class disagree"}
-    print(words[result.verdict is not False])
+    print("equal, or every difference has a name" if result.verdict else "the plan and the class disagree")

@@ -6,10 +6,10 @@ Knows nothing of quality or price: it compares plans.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from kvfolio.errors import OptionError
-from kvfolio.planner.options import PlanOptions
+from kvfolio.planner.options import MAX_COUNT, PlanOptions
 from kvfolio.planner.parallel import divides_evenly
-from kvfolio.planner.report import Plan, make_plan
+from kvfolio.planner.report import Plan
+from kvfolio.planner.scene import make_scene
 from kvfolio.spec.model import ModelSpec
 from kvfolio.units import format_bytes, format_decimal_bytes, format_tokens
 
@@ -30,7 +30,7 @@ def _levers(spec: ModelSpec, options: PlanOptions, plan: Plan, users: int) -> It
     first = plan.contexts[0]
     at = f"at {format_tokens(first.context)}"
     if users == 0:
-        fitting = make_plan(spec, replace(options, users=1)).largest_context or 0
+        fitting = make_scene(spec, options, []).largest_context(1) or 0
         yield (
             f"not one sequence of {format_tokens(first.context)} tokens fits: short by "
             f"{format_bytes(first.device_bytes - plan.device.kv_memory_bytes)} a device; "
@@ -41,53 +41,52 @@ def _levers(spec: ModelSpec, options: PlanOptions, plan: Plan, users: int) -> It
     if plan.kv.format in ("bf16", "f16", "f32"):
         has_latents = any(layer.kind.startswith("latent") for layer in plan.kv.layers)
         for fmt in ("fp8",) if has_latents else ("fp8", "int4"):  # no engine keeps latents in 4 bits
-            count = make_plan(spec, replace(options, kv_format=fmt)).users.reserved or 0
+            count = _users_with(spec, replace(options, kv_format=fmt), first.context) or 0
             if count > users:
                 yield f"--kv-format {fmt}: {users:,} → {count:,} users {at}"
-    yield from _smaller_weights(spec, options, plan, users, at)
+    yield from _smaller_weights(spec, options, plan, users)
     paged = plan.users.paged
     if paged is not None and options.mean_tokens is not None and paged > users:
         how = "blocks and one copy of the prefix" if options.prefix_tokens else "blocks"
         yield f"{how} instead of whole contexts: {users:,} → {paged:,} users of {plan.users.mean_tokens:,} tokens"
-    yield from _more_devices(spec, options, users, at)
+    yield from _more_devices(spec, options, plan, users)
 
 
-def _smaller_weights(spec: ModelSpec, options: PlanOptions, plan: Plan, users: int, at: str) -> Iterator[str]:
+def _smaller_weights(spec: ModelSpec, options: PlanOptions, plan: Plan, users: int) -> Iterator[str]:
     """Weights of 16 bits in 8."""
     params = spec.weights.num_params
     if options.weights_bytes is not None or plan.weights_bytes < 2 * params or not params:
         return
-    count = make_plan(spec, replace(options, weights_bytes=params)).users.reserved or 0
+    context = plan.contexts[0].context
+    count = _users_with(spec, replace(options, weights_bytes=params), context) or 0
     if count > users:
-        yield f"weights in 8 bits ({format_decimal_bytes(params)} of them): {users:,} → {count:,} users {at}"
+        told = f"weights in 8 bits ({format_decimal_bytes(params)} of them)"
+        yield f"{told}: {users:,} → {count:,} users at {format_tokens(context)}"
 
 
-def _more_devices(spec: ModelSpec, options: PlanOptions, users: int, at: str) -> Iterator[str]:
+def _more_devices(spec: ModelSpec, options: PlanOptions, plan: Plan, users: int) -> Iterator[str]:
     """Twice the devices, where that is better than a second replica."""
-    doubled = 2 * options.devices
-    if not divides_evenly(spec, doubled):
+    doubled, context = 2 * options.devices, plan.contexts[0].context
+    if not divides_evenly(spec, doubled) or doubled > MAX_COUNT:
         return
-    more = _users_on(spec, options, doubled)
+    more = _users_with(spec, replace(options, devices=doubled), context)
     if more is not None and more > 2 * users:
+        at = f"at {format_tokens(context)}"
         yield f"--devices {doubled}: {users:,} → {more:,} users {at}; two replicas would hold {2 * users:,}"
 
 
-def _users_on(spec: ModelSpec, options: PlanOptions, devices: int) -> int | None:
-    """Users on so many devices; None where they do not fit or cannot be asked for."""
-    try:
-        plan = make_plan(spec, replace(options, devices=devices))
-    except OptionError:
-        return None
-    return None if plan.short_bytes else plan.users.reserved
+def _users_with(spec: ModelSpec, options: PlanOptions, context: int) -> int | None:
+    """Sequences of ``context`` tokens that fit under ``options``; 0 where the weights do not, None: unbounded."""
+    return make_scene(spec, options, []).users_at(context)
 
 
 def _devices_needed(spec: ModelSpec, options: PlanOptions, plan: Plan) -> str:
     """The fewest devices, by doubling, that hold the weights and a sequence, and that the heads can be cut for."""
     short = f"the weights do not fit: short by {format_bytes(plan.short_bytes)} on each device"
-    devices = 1
+    devices, context = 1, plan.contexts[0].context
     while devices < MOST_DEVICES:
         devices *= 2
-        if devices > options.devices and (_users_on(spec, options, devices) or 0) > 0:
+        if devices > options.devices and (_users_with(spec, replace(options, devices=devices), context) or 0) > 0:
             if not divides_evenly(spec, devices):
                 return f"{short}; {devices} devices would hold them, but the heads do not divide: see --pipeline"
             return f"{short}; --devices {devices} holds them and a cache"

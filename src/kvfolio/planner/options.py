@@ -40,7 +40,7 @@ class PlanOptions:
     kv_format: str = "auto"  # auto: 16 bits
     block_tokens: int = DEFAULT_BLOCK_TOKENS
     weights_bytes: int | None = None  # None: as published
-    mean_tokens: int | None = None  # of a sequence, for paged memory; None: half of the first context
+    mean_tokens: int | None = None  # of a sequence, for paged memory; None: ``report.mean_tokens``
     prefix_tokens: int = 0  # that all sequences share
     prompt_tokens: int = 1000  # for FLOPs with and without a cache
     tokens: int = 500

@@ -68,9 +68,11 @@ def divides_evenly(spec: ModelSpec, tensor: int) -> bool:
     return spec.num_q_heads % tensor == 0 and all(tensor % heads == 0 or heads % tensor == 0 for heads in held)
 
 
-def fullest(shares: Sequence[DeviceShare], usable: int, bytes_each: Callable[[ModelSpec], int]) -> DeviceShare:
-    """The share on which the fewest sequences fit beside the weights, each taking ``bytes_each`` of it."""
-    return min(shares, key=lambda share: (usable - share.weights_bytes) / max(1, bytes_each(share.spec)))
+def fullest(
+    shares: Sequence[DeviceShare], memory: Callable[[DeviceShare], int], bytes_each: Callable[[ModelSpec], int]
+) -> DeviceShare:
+    """The share on which the fewest sequences fit: ``memory`` for caches there over what each takes of it."""
+    return min(shares, key=lambda share: memory(share) / max(1, bytes_each(share.spec)))
 
 
 def _stages(layers: tuple[LayerKind, ...], pipeline: int) -> list[tuple[LayerKind, ...]]:

@@ -152,7 +152,10 @@ def make_plan(spec: ModelSpec, options: PlanOptions) -> Plan:
     contexts = options.contexts or _usual_contexts(spec.max_context)
     _general_notes(scene, contexts[0], notes)
     weights, first = spec.weights, contexts[0]
-    known = scene.weights_bytes > 0
+    rows = tuple(_length_report(scene, context) for context in contexts)
+    break_even = None
+    if scene.weights_bytes:
+        break_even = capacity.break_even_context(spec, scene.weights_bytes, options.users, scene.fmt)
     return Plan(
         model=ModelReport(spec.name, spec.model_type, weights.num_params, weights.num_active_params, spec.max_context),
         assumptions=tuple(dict.fromkeys(notes)),
@@ -161,14 +164,12 @@ def make_plan(spec: ModelSpec, options: PlanOptions) -> Plan:
         device=_device_report(scene, first),
         kv_memory_bytes=scene.total_memory,
         short_bytes=scene.short_bytes,
-        users=_users_report(scene, first),
-        step=_step_report(scene, first, options.users),
+        users=_users_report(scene, rows[0]),
+        step=rows[0].step,
         flops=_flops_report(spec, options, first),
-        break_even_context=capacity.break_even_context(spec, scene.weights_bytes, options.users, scene.fmt)
-        if known
-        else None,
+        break_even_context=break_even,
         largest_context=scene.largest_context(options.users),
-        contexts=tuple(_length_report(scene, context) for context in contexts),
+        contexts=rows,
     )
 
 
@@ -252,11 +253,11 @@ def _layer_report(kind: LayerKind, count: int, fmt: CacheFormat) -> LayerReport:
     )
 
 
-def _users_report(scene: Scene, context: int) -> UsersReport:
-    mean = mean_tokens(scene.options, context)
+def _users_report(scene: Scene, first: LengthReport) -> UsersReport:
+    mean = mean_tokens(scene.options, first.context)
     paged = scene.users_at(mean, shares_prefix=True)
     saving = scene.shared_bytes(scene.spec, mean) * max(0, (paged or 1) - 1)
-    return UsersReport(scene.users_at(context), paged, mean, scene.options.prefix_tokens, saving)
+    return UsersReport(first.users, paged, mean, scene.options.prefix_tokens, saving)
 
 
 def _flops_report(spec: ModelSpec, options: PlanOptions, context: int) -> FlopsReport:
@@ -281,17 +282,17 @@ def _length_report(scene: Scene, context: int) -> LengthReport:
         bytes=sizes.bytes_at(scene.spec, context, scene.fmt),
         device_bytes=scene.sequence_bytes(scene.binding(context).spec, context),
         users=users,
-        step=_step_report(scene, context, scene.options.users),
-        full_step=_step_report(scene, context, users or 0),
+        step=_step_report(scene, context, scene.options.users, users),
+        full_step=_step_report(scene, context, users or 0, users),
         ttft_s=scene.first_token_s(context),
     )
 
 
-def _step_report(scene: Scene, context: int, users: int) -> StepReport | None:
+def _step_report(scene: Scene, context: int, users: int, most: int | None) -> StepReport | None:
+    """The step of ``users``, of whom ``most`` fit."""
     step = scene.step(context, users)
     if step is None:
         return None
-    most = scene.users_at(context)
     return StepReport(
         time_s=step.time_s,
         tokens_per_s_per_user=step.tokens_per_s_per_user,

@@ -32,7 +32,11 @@ class Scene:
 
     def memory(self, share: DeviceShare) -> int:
         """Bytes for caches on a device with ``share``."""
-        return max(0, self.usable - share.weights_bytes) if self.kv_memory is None else self.kv_memory
+        return max(0, self._left(share))
+
+    def _left(self, share: DeviceShare) -> int:
+        """As ``memory``; below 0 where the weights do not fit."""
+        return self.usable - share.weights_bytes if self.kv_memory is None else self.kv_memory
 
     @property
     def short_bytes(self) -> int:
@@ -46,7 +50,7 @@ class Scene:
 
     def binding(self, num_tokens: int) -> DeviceShare:
         """The share on which the fewest sequences of ``num_tokens`` fit."""
-        return fullest(self.shares, self.usable, lambda spec: self.sequence_bytes(spec, num_tokens))
+        return fullest(self.shares, self._left, lambda spec: self.sequence_bytes(spec, num_tokens))
 
     def sequence_bytes(self, spec: ModelSpec, num_tokens: int) -> int:
         """Bytes of one sequence in whole blocks, with the layers of ``spec``."""

@@ -7,7 +7,7 @@ from collections import Counter
 from fractions import Fraction
 
 from kvfolio.spec.formats import CacheFormat
-from kvfolio.spec.layers import CrossAttention, HeadLayer, RecurrentState, SingleKind, parts_of
+from kvfolio.spec.layers import ChunkedAttention, CrossAttention, HeadLayer, RecurrentState, SingleKind, parts_of
 from kvfolio.spec.model import ModelSpec
 
 DEFAULT_IN_FLIGHT = 8192  # vLLM's max_num_batched_tokens on large GPUs
@@ -105,7 +105,7 @@ def _vllm_bytes(kind: SingleKind, num_tokens: int, fmt: CacheFormat, block_token
     if horizon is None:
         return kind.bytes_at(rounded_up(num_tokens, block_tokens), fmt)
     compressed = kind.bytes_at(num_tokens, fmt) - kind.token_bytes(fmt) * min(num_tokens, horizon)
-    if kind.kind == "chunked":
+    if isinstance(kind, ChunkedAttention):
         tokens = rounded_up(min(horizon + in_flight, num_tokens), block_tokens)
     else:
         tokens = rounded_up(min(horizon - 1 + in_flight, num_tokens), block_tokens) + block_tokens

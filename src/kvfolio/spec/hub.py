@@ -41,22 +41,22 @@ class _Hub:
     repo: str
     endpoint: str | None
     cache_dir: Path | None
-    library: Any  # the module huggingface_hub
+    client: Any  # the module huggingface_hub
 
     def download(self, filename: str) -> Path:
         """The file, from the hub or as the cache holds it, should it be the newest; raises what the library raises.
 
         The library repeats a failing request for half a minute, unless it is asked for the file's metadata alone.
         """
-        url = self.library.hf_hub_url(self.repo, filename, endpoint=self.endpoint)
-        self.library.get_hf_file_metadata(url, timeout=_REQUEST_S)
-        path = self.library.hf_hub_download(
+        url = self.client.hf_hub_url(self.repo, filename, endpoint=self.endpoint)
+        self.client.get_hf_file_metadata(url, timeout=_REQUEST_S)
+        path = self.client.hf_hub_download(
             self.repo, filename, endpoint=self.endpoint, cache_dir=self.cache_dir, etag_timeout=_REQUEST_S
         )
         return Path(path)
 
     def cached(self, filename: str) -> Path | None:
-        path = self.library.try_to_load_from_cache(self.repo, filename, cache_dir=self.cache_dir)
+        path = self.client.try_to_load_from_cache(self.repo, filename, cache_dir=self.cache_dir)
         return Path(path) if isinstance(path, str) else None
 
 
@@ -157,7 +157,7 @@ def _read_weights(hub: _Hub) -> SafetensorsHeader | None:
     except errors.EntryNotFoundError:
         pass
     try:
-        found = hub.library.HfApi(endpoint=hub.endpoint).parse_safetensors_file_metadata(
+        found = hub.client.HfApi(endpoint=hub.endpoint).parse_safetensors_file_metadata(
             hub.repo, SINGLE, timeout=_REQUEST_S
         )
     except (errors.EntryNotFoundError, errors.NotASafetensorsRepoError):

@@ -96,7 +96,11 @@ def read_scene(facts: LogFacts, spec: ModelSpec, options: PlanOptions) -> LogSce
 
     def fullest_of(heads: int) -> DeviceShare:
         shares = device_shares(spec, weights, heads, pipeline)
-        return fullest(shares, usable, lambda part: sizes.bytes_at(part, tokens, options.cache_format))
+        return fullest(
+            shares,
+            lambda part: usable - part.weights_bytes,
+            lambda part: sizes.bytes_at(part, tokens, options.cache_format),
+        )
 
     share = fullest_of(tensor)
     own, replicas = share.spec, settings.get("data_parallel")
