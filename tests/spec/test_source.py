@@ -5,6 +5,7 @@ Knows nothing of families beyond a small llama; ``test_hub.py`` has the hub itse
 
 import json
 import os
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -176,6 +177,15 @@ def test_a_file_of_another_kind_is_refused_with_what_is_accepted(tmp_path: Path)
     for read in (open_model, read_model):
         with pytest.raises(BrokenModelError, match=r"is no model; accepted: a folder with config\.json"):
             read(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with a name here")
+@pytest.mark.parametrize("opener", [read_model, read_config, open_model])
+@pytest.mark.parametrize("name", ["config.json", "model.gguf", "model"])
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path, opener: Callable[[Path], object], name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(BrokenModelError, match=r"is no regular file; copy what it gives into one"):
+        opener(tmp_path / name)
 
 
 @pytest.mark.parametrize("name", ["smollm2-135m", "SmolLM2-135M", "HuggingFaceTB/SmolLM2-135M-Instruct"])

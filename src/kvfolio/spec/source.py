@@ -54,8 +54,6 @@ def read_model(source: str | Path) -> ModelSpec:
         raise _absent(path)
     if path.is_dir():
         return _plan_folder(_config_of(path))
-    if not path.is_dir() and not path.is_file():
-        raise BrokenModelError(f"{path} is no regular file; copy what it gives into one")
     if path.suffix == ".json":
         return _plan_folder(path) if path.name == "config.json" else _from_config(_read_object(path), path.stem)
     if path.suffix == ".safetensors":
@@ -127,14 +125,16 @@ def find_default_model() -> Path:
 
 
 def _local(source: str | Path) -> Path:
-    """``source`` as a path, which need not exist."""
+    """``source`` as a path, which need not exist; if it does, it is a folder or a regular file: a pipe would hang."""
     if not str(source).strip():
         raise BrokenModelError("the name of the model is empty; give a name (see: kvfolio models), a folder or a file")
     try:
         path = Path(source).expanduser()
-        path.exists()
+        special = path.exists() and not (path.is_dir() or path.is_file())
     except (OSError, RuntimeError) as error:  # a name too long, a place without permission, a user without a home
         raise BrokenModelError(f"{source} cannot be opened ({error}); give a folder or a GGUF file") from error
+    if special:
+        raise BrokenModelError(f"{path} is no regular file; copy what it gives into one")
     return path
 
 

@@ -56,7 +56,7 @@ class Job:
         if not self.options.reserve:
             return str(self.options.utilisation)
         total, digits = self.plan.device.memory_bytes, 4
-        usable = int(total * self.options.utilisation) - self.options.reserve
+        usable = self.options.usable_bytes
         while usable * 10**digits < total:  # a share is never 0
             digits += 1
         return f"{usable * 10**digits // total / 10**digits:.{digits}f}".rstrip("0")

@@ -58,9 +58,8 @@ def num_kv_heads(fields: Fields, q_heads: int) -> int:
         return nested.integer("kv_n_heads", default=None if has_default else fewest, high=MAX_HEADS)
     if fields.flag("multi_query_attention", False):  # ChatGLM
         return fields.integer("multi_query_group_num", high=MAX_HEADS)
-    if fields.get("n_head_kv") is not None and fields.get("multi_query") is None:
-        return fields.integer("n_head_kv", high=MAX_HEADS)
-    if fields.get("n_head_kv") is not None and fields.usual_of != "falcon":  # Falcon before transformers took it in
+    took_in = fields.usual_of == "falcon" and fields.get("multi_query") is not None  # by transformers: num_kv_heads
+    if fields.get("n_head_kv") is not None and not took_in:
         return fields.integer("n_head_kv", high=MAX_HEADS)
     if fields.get("attention_head_type") == "multiquery":  # SantaCoder, under GPT-2's model_type
         return 1
@@ -162,7 +161,7 @@ def latent(fields: Fields, has_index: bool) -> LatentAttention:
     """A latent layer; ``has_index``: whether it keeps index keys of its own, where the model has any."""
     rope_width = fields.integer("qk_rope_head_dim", low=0, high=MAX_WIDTH)
     heads = num_q_heads(fields)
-    usual_width = fields.integer(*HIDDEN_NAMES, high=MAX_WIDTH) // heads
+    usual_width = hidden_size(fields) // heads
     plain_width = fields.integer("qk_nope_head_dim", default=usual_width, low=0, high=MAX_WIDTH)
     v_width = fields.integer("v_head_dim", default=usual_width, high=MAX_WIDTH)
     index_width, top_k = index_key(fields)
