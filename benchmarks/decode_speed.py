@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    llm = LLM(dtype="bf16", kv_memory="2GiB", threads=args.threads)
+    llm = LLM(dtype="bf16", kv_memory="2GiB", threads=args.threads, prefix_cache=False)
     model = peer_transformers.load_smollm2(torch.bfloat16)
     workloads = {"128": [128], "2048": [2048], "batch16": BATCH_LENGTHS}
     for name, lengths in workloads.items():

@@ -19,17 +19,19 @@ from kvfolio.spec.source import read_model
 
 if TYPE_CHECKING:
     from kvfolio.engine.llm import LLM
-    from kvfolio.engine.params import SamplingParams
+    from kvfolio.engine.params import CacheParams, Retention, SamplingParams
     from kvfolio.planner.ask import fleet, plan
 
 __all__ = [
     "LLM",
     "BrokenModelError",
     "BudgetError",
+    "CacheParams",
     "InvariantError",
     "KvfolioError",
     "OptionError",
     "RequestError",
+    "Retention",
     "SamplingParams",
     "SpecError",
     "UnknownModelError",
@@ -42,7 +44,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """On first use: LLM and SamplingParams need torch, which takes seconds to import; the planner takes a moment."""
+    """On first use: LLM and its parameters need torch, which takes seconds to import; the planner takes a moment."""
     if name in ("plan", "fleet"):
         from kvfolio.planner import ask
 
@@ -51,8 +53,8 @@ def __getattr__(name: str) -> Any:
         from kvfolio.engine.llm import LLM
 
         return LLM
-    if name == "SamplingParams":
-        from kvfolio.engine.params import SamplingParams
+    if name in ("SamplingParams", "CacheParams", "Retention"):
+        from kvfolio.engine import params
 
-        return SamplingParams
+        return getattr(params, name)
     raise AttributeError(f"module 'kvfolio' has no attribute {name!r}")

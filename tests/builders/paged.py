@@ -12,7 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from kvfolio.cache.ledger import Ledger, SequenceId
+from kvfolio.cache.holding import SequenceId
+from kvfolio.cache.ledger import Ledger
 from kvfolio.kernels.codec import TORCH_DTYPES
 from kvfolio.kernels.shapes import ChunkBlocks, LayerGeometry, LayerMemory
 from kvfolio.spec.formats import find_cache_format

@@ -8,7 +8,9 @@ import pytest
 from small import layout_of
 
 from kvfolio.cache.blocks import BlockId
-from kvfolio.cache.ledger import BlockTable, Grant, Ledger, ReturnMemory, SequenceId, Usage
+from kvfolio.cache.holding import BlockTable, Grant, SequenceId, Usage
+from kvfolio.cache.ledger import Ledger
+from kvfolio.cache.moves import ReturnMemory
 from kvfolio.errors import InvariantError
 from kvfolio.spec.layout import CacheLayout
 

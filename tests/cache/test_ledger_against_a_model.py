@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from small import layout_of, layouts
 
-from kvfolio.cache.ledger import Grant, Ledger, SequenceId
+from kvfolio.cache.holding import Grant, SequenceId
+from kvfolio.cache.ledger import Ledger
 from kvfolio.spec.layout import CacheLayout
 
 

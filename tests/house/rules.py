@@ -83,7 +83,7 @@ TORCH_FREE_FILES = frozenset({"kvfolio.store.disk"})
 
 TORCH_ROOMS = frozenset({"server", "engine", "store", "models", "kernels"})
 TORCH_FREE_ROOMS = frozenset({"spec", "planner", "cache", "sched", "sim", "errors", "units"})
-NATIVE = "kvfolio.kernels._native"
+NATIVE = {"kvfolio.kernels._native": "kernels", "kvfolio.cache._digest": "cache"}  # an extension, its one room
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +154,9 @@ def _is_own(name: str) -> bool:
 
 def _own_reason(module: str, room: str, imported: Import) -> str | None:
     target = room_of(imported.name)
-    if f"{imported.name}.".startswith(f"{NATIVE}.") and room != "kernels":
-        return "only kernels may import the extension"
+    for extension, owner in NATIVE.items():
+        if f"{imported.name}.".startswith(f"{extension}.") and room != owner:
+            return f"only {owner} may import the extension"
     if target == room:
         return None
     allowed = FLOORS[room].rooms | (GROUND if FLOORS[room].floor > 0 else frozenset())

@@ -49,6 +49,7 @@ def test_the_rooms_below_the_torch_wall_use_the_standard_library_only() -> None:
         ("kvfolio.kernels.ops", "from kvfolio.spec import model"),
         ("kvfolio.engine.runner", "from kvfolio.kernels import _native"),
         ("kvfolio.engine.runner", "import kvfolio.kernels._native"),
+        ("kvfolio.sched.scheduler", "from kvfolio.cache import _digest"),
         ("kvfolio.server.app", "from kvfolio.cache.ledger import Ledger"),
         ("kvfolio.spec.source", "import gguf"),
         ("kvfolio.store.disk", "import torch"),  # a file stricter than its room
@@ -74,6 +75,7 @@ def test_the_walk_sees(module: str, source: str) -> None:
         ("kvfolio.cache.ledger", "from .blocks import Block\nfrom ..spec.layers import LayerKind"),
         ("kvfolio.kernels.ops", "from kvfolio.spec.formats import Format\nfrom kvfolio.spec import formats"),
         ("kvfolio.kernels.native", "from kvfolio.kernels import _native"),
+        ("kvfolio.cache.digest", "from kvfolio.cache import _digest"),
         ("kvfolio.planner.page.figures", "import plotly.graph_objects"),
         (
             "kvfolio.cli",

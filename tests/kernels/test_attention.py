@@ -10,7 +10,8 @@ import torch
 from paged import PoisonedCache, Step, Text, geometry_of, grant_chunk, layout_for, random_steps, step_of, text_of
 from torch import Tensor
 
-from kvfolio.cache.ledger import Ledger, SequenceId
+from kvfolio.cache.holding import SequenceId
+from kvfolio.cache.ledger import Ledger
 from kvfolio.errors import OptionError
 from kvfolio.kernels.codec import decode, encode
 from kvfolio.kernels.reference import ReferenceOps

@@ -15,7 +15,7 @@ from served import FAMILIES, Recorder, greedy, kv_memory_for, recorded
 from tiny import some_tokens
 
 from kvfolio import LLM, SamplingParams
-from kvfolio.engine.llm import Completion
+from kvfolio.engine.answer import Completion
 
 OpenLLM = Callable[..., LLM]
 

@@ -17,8 +17,9 @@ from kvfolio.engine.engine import Engine, Output
 from kvfolio.engine.params import SamplingParams
 from kvfolio.errors import RequestError
 from kvfolio.planner.memory import CacheOptions, plan_cache
+from kvfolio.sched.options import Counters, SchedulerOptions
 from kvfolio.sched.request import Event, Request, RequestId, Step
-from kvfolio.sched.scheduler import Counters, Scheduler, SchedulerOptions
+from kvfolio.sched.scheduler import Scheduler
 from kvfolio.sim.replay import Replay, TimedRequest, replay, roofline_step_time
 from kvfolio.spec.layout import CacheLayout
 from kvfolio.store.pools import CacheStore

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from small import layout_of, layouts, request_of, token_at
 
 from kvfolio.cache.ledger import Ledger
+from kvfolio.sched.options import Counters, SchedulerOptions
 from kvfolio.sched.request import Arrive, Event, Leave, Request, RequestId, Step
-from kvfolio.sched.scheduler import Counters, Scheduler, SchedulerOptions
+from kvfolio.sched.scheduler import Scheduler
 from kvfolio.spec.layout import CacheLayout
 
 MAX_CONTEXT = 64

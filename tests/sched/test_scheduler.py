@@ -5,8 +5,9 @@ from small import layout_of, request_of
 
 from kvfolio.cache.ledger import Ledger
 from kvfolio.errors import InvariantError, OptionError
+from kvfolio.sched.options import Counters, SchedulerOptions
 from kvfolio.sched.request import Arrive, Event, Finished, Leave, Request, RequestId, RequestState, Step
-from kvfolio.sched.scheduler import Counters, Scheduler, SchedulerOptions
+from kvfolio.sched.scheduler import Scheduler
 from kvfolio.spec.layout import CacheLayout
 
 

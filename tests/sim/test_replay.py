@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small import EXACT, layout_of, layouts, request_of, shapes, spec_of, token_at
 
-from kvfolio.cache.ledger import BlockTable
+from kvfolio.cache.holding import BlockTable
 from kvfolio.errors import OptionError
 from kvfolio.planner.compute import attention_flops, cache_bytes_read, weight_bytes_read, weight_flops
+from kvfolio.sched.options import SchedulerOptions
 from kvfolio.sched.request import Chunk, RequestId, Step
-from kvfolio.sched.scheduler import SchedulerOptions
 from kvfolio.sim.replay import Outcome, Replay, TimedRequest, replay, roofline_step_time, synthetic_requests
 from kvfolio.spec.layout import CacheLayout
 

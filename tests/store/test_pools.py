@@ -14,7 +14,9 @@ from small import runnable
 from torch import Tensor
 
 from kvfolio.cache.blocks import BlockId
-from kvfolio.cache.ledger import Ledger, ReturnMemory, SequenceId
+from kvfolio.cache.holding import SequenceId
+from kvfolio.cache.ledger import Ledger
+from kvfolio.cache.moves import ReturnMemory
 from kvfolio.errors import BudgetError
 from kvfolio.planner.memory import CacheOptions, plan_cache
 from kvfolio.spec.formats import find_cache_format

@@ -2,89 +2,57 @@
 
 The only face of the room. Knows nothing of tensors, time, requests or text. A grant that does not fit is None.
 
-The life of a sequence:  admit → (extend → commit)* → release.
+The life of a sequence:  lookup → admit → (extend → commit)* → release.   On its way: … → swap_out → swap_in → …
 """
 
-from dataclasses import dataclass, field
-from typing import NewType
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from kvfolio.cache.blocks import BlockId, BlockPool, OpenSlots
+from kvfolio.cache.audit import Fault, find_faults
+from kvfolio.cache.blocks import BlockId, OpenSlots
+from kvfolio.cache.budget import BlockBudget
+from kvfolio.cache.costs import MachineCosts
+from kvfolio.cache.holding import Grant, Holding, OpenTexts, SequenceId, Usage
+from kvfolio.cache.host import HostPool, Swapped
+from kvfolio.cache.index import Card
+from kvfolio.cache.lookup import Hit, Miss, find_hit, why_missed
+from kvfolio.cache.moves import CopyOpen, CopyToOpen, Move, PoisonOpen, SwapIn, SwapOpenIn, SwapOpenOut, SwapOut
+from kvfolio.cache.prefix import TokenChain
+from kvfolio.cache.retention import KeepRange, Retention, highest
 from kvfolio.errors import InvariantError
 from kvfolio.spec.layout import CacheLayout
 
-SequenceId = NewType("SequenceId", int)
-
 
 @dataclass(frozen=True, slots=True)
-class BlockTable:
-    """The blocks one sequence holds in one group, as a step sees them.
+class LedgerOptions:
+    """What a user chooses about sharing and eviction."""
 
-    Block ``first_block + i`` of the sequence lies in sealed block ``sealed[i]``; the tokens behind the last full
-    block lie in open slot ``open_slot``. 10 tokens in blocks of 4: sealed [7, 2], 2 tokens open.
-    """
-
-    first_block: int
-    sealed: tuple[BlockId, ...]
-    open_slot: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReturnMemory:
-    """A move: the memory of a free block goes back to the system, because another group needs the bytes."""
-
-    group: int
-    block: BlockId
-
-
-Move = ReturnMemory
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """What ``extend`` gave: the sequence's tables, one a group, and the moves to carry out before they are written."""
-
-    tables: tuple[BlockTable, ...]
-    moves: tuple[Move, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """The pools at a glance, as plain numbers."""
-
-    num_blocks_used: int  # sealed and open, over all groups
-    used_bytes: int  # of those blocks
-    wasted_bytes: int  # of those, room of open blocks in which no token lies yet
-    free_bytes: int  # of the sealed budget
-    sealed_by_group: tuple[int, ...]
-    num_open_used: int  # in each group
-
-
-@dataclass(slots=True)
-class _Holding:
-    """What one sequence holds. Tokens [0, num_written) are written, [num_written, num_tokens) granted to a step."""
-
-    open_slot: int
-    num_tokens: int = 0
-    num_written: int = 0
-    first_block: list[int] = field(default_factory=list)  # a group each
-    sealed: list[list[BlockId]] = field(default_factory=list)  # a group each
+    eviction: str = "lru"  # a name of eviction.POLICIES
+    host: CacheLayout | None = None  # the host pool for swapping; None: there is none
+    costs: MachineCosts | None = None  # for policies that weigh what a block costs to compute
+    debug: bool = False  # broken invariants raise, and blocks are poisoned before they are written anew
 
 
 class Ledger:
-    """Grants blocks from one byte budget to the groups of all sequences."""
+    """Grants blocks from one byte budget to the groups of all sequences, and lets sequences of equal tokens share."""
 
-    def __init__(self, layout: CacheLayout) -> None:
+    def __init__(self, layout: CacheLayout, options: LedgerOptions | None = None) -> None:
         self.layout = layout
-        self._pools = [BlockPool(group.num_blocks) for group in layout.groups]
+        self.options = options or LedgerOptions()
+        self._budget = BlockBudget(layout, self.options.eviction, self.options.costs, self.options.debug)
         self._slots = OpenSlots(layout.num_open_blocks)
-        self._holdings: dict[SequenceId, _Holding] = {}
-        self._held_bytes = 0
-        self._touched_bytes = 0  # held and warm blocks: memory the pools occupy
+        self._holdings: dict[SequenceId, Holding] = {}
+        self._open_texts = OpenTexts()
+        self._retention = Retention()
+        self._host = None if self.options.host is None else HostPool(self.options.host)
+        self._swapped: dict[SequenceId, Swapped] = {}
+
+    # ---- questions: nothing changes ---------------------------------------------------------------------------------
 
     @property
     def free_bytes(self) -> int:
         """Bytes of the budget that nobody holds."""
-        return self.layout.budget_bytes - self._held_bytes
+        return self._budget.free_bytes
 
     @property
     def num_open_free(self) -> int:
@@ -95,28 +63,106 @@ class Ledger:
         """Tokens of ``sequence`` that are written or granted."""
         return self._holdings[sequence].num_tokens
 
-    def bytes_held(self, sequence: SequenceId) -> int:
-        """Sealed bytes that ``sequence`` holds now."""
-        sealed = self._holdings[sequence].sealed
-        return sum(len(blocks) * group.block_bytes for blocks, group in zip(sealed, self.layout.groups, strict=True))
+    def num_written(self, sequence: SequenceId) -> int:
+        """Tokens of ``sequence`` that are written."""
+        return self._holdings[sequence].num_written
 
-    def admit(self, sequence: SequenceId) -> bool:
-        """Start a sequence: it takes an open block in every group. False, and nothing changed, when none is free."""
-        if sequence in self._holdings:
+    def blocks_held(self, sequence: SequenceId) -> list[int]:
+        """Sealed blocks that ``sequence`` holds in each group now, those it shares included."""
+        return [len(blocks) for blocks in self._holdings[sequence].sealed]
+
+    def has_room(self, counts: Sequence[int]) -> bool:
+        """Whether so many more blocks of each group could be held beside what is held now."""
+        groups = list(zip(counts, self._budget.pools, self.layout.groups, strict=True))
+        num_bytes = sum(count * group.block_bytes for count, _, group in groups)
+        return num_bytes <= self.free_bytes and all(count <= pool.num_free for count, pool, _ in groups)
+
+    def lookup(self, chain: TokenChain, limit: int) -> Hit:
+        """The longest usable hit of at most ``limit`` tokens of ``chain``. Good until the ledger changes."""
+        if chain.scope is None or limit <= 0:
+            return Hit(0, [], None, (0,) * len(self.layout.groups))
+        return find_hit(self.layout, self._budget.index, chain, limit, self._open_texts.by_parent)
+
+    def why_missed(self, chain: TokenChain, limit: int, hit: Hit) -> Miss | None:
+        """Why ``hit`` has fewer than ``limit`` tokens of a chain that is not private; None when it has them all."""
+        return why_missed(self.layout, self._budget.index, chain, limit, hit)
+
+    def blocks_shared(self, hit: Hit) -> list[int]:
+        """Blocks of ``hit`` in each group that others hold already: admitting with it takes no room for these."""
+        return [
+            sum(pool.refs[block] > 0 for block in self._blocks_of(hit, place))
+            for place, pool in enumerate(self._budget.pools)
+        ]
+
+    def largest_extension(self, sequence: SequenceId, limit: int) -> int:
+        """How many more tokens, at most ``limit``, ``extend`` would grant now."""
+        tokens = self.layout.block_tokens
+        rows = min(self.free_bytes // self.layout.row_bytes, *(pool.num_free for pool in self._budget.pools))
+        num_tokens = self._holdings[sequence].num_tokens
+        return min(limit, (num_tokens // tokens + rows + 1) * tokens - 1 - num_tokens)
+
+    def tokens_written(self) -> int:
+        """Tokens written, over all sequences that hold blocks."""
+        return sum(holding.num_written for holding in self._holdings.values())
+
+    def usage(self) -> Usage:
+        """What is held now."""
+        pools = self._budget.pools
+        sealed = tuple(pool.num_held for pool in pools)
+        num_open = self._slots.num_slots - self._slots.num_free
+        tokens = self.layout.block_tokens
+        open_bytes = sum(group.open_block_bytes for group in self.layout.groups)
+        empty = sum(tokens - holding.num_tokens % tokens for holding in self._holdings.values())
+        return Usage(
+            num_blocks_used=sum(sealed) + num_open * len(pools),
+            used_bytes=self._budget.held_bytes + num_open * open_bytes,
+            wasted_bytes=empty * open_bytes // tokens,
+            free_bytes=self.free_bytes,
+            sealed_by_group=sealed,
+            num_open_used=num_open,
+            cached_by_group=tuple(pool.num_cached for pool in pools),
+            num_evicted=self._budget.num_evicted,
+            num_quarantined=self._budget.num_quarantined,
+            host_bytes=0 if self._host is None else self._host.used_bytes,
+        )
+
+    # ---- the life of a sequence -------------------------------------------------------------------------------------
+
+    def admit(
+        self,
+        sequence: SequenceId,
+        chain: TokenChain | None = None,
+        hit: Hit | None = None,
+        keep: tuple[KeepRange, ...] = (),
+    ) -> tuple[Move, ...] | None:
+        """Start a sequence: it takes an open block in every group and shares the blocks of ``hit``.
+
+        Returns the moves that fill its open block; None, and nothing changed, when no open block is free. ``hit`` is a
+        fresh answer of ``lookup``; without ``chain`` the sequence is private.
+        """
+        if sequence in self._holdings or sequence in self._swapped:
             raise InvariantError(f"sequence {sequence} is admitted twice")
         slot = self._slots.take()
         if slot is None:
-            return False
-        num_groups = len(self._pools)
-        self._holdings[sequence] = _Holding(slot, first_block=[0] * num_groups, sealed=[[] for _ in range(num_groups)])
-        return True
-
-    def largest_extension(self, sequence: SequenceId, limit: int) -> int:
-        """How many more tokens, at most ``limit``, ``extend`` would grant now. Changes nothing."""
+            return None
+        chain = chain or TokenChain((), None, self.layout.block_tokens)
+        hit = hit or self.lookup(chain, 0)
         tokens = self.layout.block_tokens
-        rows = min(self.free_bytes // self.layout.row_bytes, *(pool.num_free for pool in self._pools))
-        num_tokens = self._holdings[sequence].num_tokens
-        return min(limit, (num_tokens // tokens + rows + 1) * tokens - 1 - num_tokens)
+        holding = self._holdings[sequence] = Holding(chain, slot, keep, hit.num_tokens, hit.num_tokens)
+        holding.num_filed = hit.num_tokens // tokens
+        for place in range(len(self.layout.groups)):
+            blocks = self._blocks_of(hit, place)
+            self._budget.share(place, blocks)
+            holding.sealed.append(blocks)
+            holding.first_block.append(holding.num_filed - len(blocks))
+        for card in hit.cards:
+            card.uses += 1
+            if keep:
+                self._retention.ask(card, keep, card.block * tokens, (card.block + 1) * tokens, self._budget.now_s)
+        if chain.scope is not None:
+            self._budget.index.remember_scope(chain.scope)
+            self._open_texts.add(holding)
+        return self._fill_open(hit, slot)
 
     def extend(self, sequence: SequenceId, num_new: int) -> Grant | None:
         """Grant room for the next ``num_new`` tokens: a sealed block in every group for each block they fill.
@@ -129,94 +175,220 @@ class Ledger:
         tokens = self.layout.block_tokens
         rows = (holding.num_tokens + num_new) // tokens - holding.num_tokens // tokens
         moves: list[Move] = []
-        for index in range(len(self._pools)):
-            for _ in range(rows):
-                holding.sealed[index].append(self._take(index, moves))
+        if rows:
+            for group, sealed in enumerate(holding.sealed):
+                sealed += self._budget.take(group, rows, moves)
         holding.num_tokens += num_new
-        return Grant(self._tables(holding), tuple(moves))
+        return Grant(holding.tables(), tuple(moves))
 
     def commit(self, sequence: SequenceId) -> None:
-        """The granted tokens are written. Window layers give back the blocks that no later query reads."""
+        """The granted tokens are written: full blocks can be found by others from now on.
+
+        Window layers give back the blocks that no later query reads.
+        """
         holding = self._holdings[sequence]
         holding.num_written = holding.num_tokens
+        if holding.chain.scope is not None and holding.num_written // self.layout.block_tokens > holding.num_filed:
+            self._file(holding)
+            self._open_texts.add(holding)
         for index, group in enumerate(self.layout.groups):
             if group.group.kind.window is None:
                 continue
             needed = group.group.kind.first_token_needed(holding.num_tokens) // self.layout.block_tokens
             passed = min(needed - holding.first_block[index], len(holding.sealed[index]))
-            for block in holding.sealed[index][:passed]:
-                self._give(index, block)
-            del holding.sealed[index][:passed]
-            holding.first_block[index] += passed
+            if passed > 0:
+                self._budget.give(index, holding.sealed[index][:passed], sequence)
+                del holding.sealed[index][:passed]
+                holding.first_block[index] += passed
 
     def release(self, sequence: SequenceId) -> None:
-        """End a sequence: everything it holds becomes free, the newest blocks first."""
+        """End a sequence: blocks that nobody else holds are cached if they can be found, else free.
+
+        The last ones are evicted first. The tokens of its open block can be copied until the slot is needed. A sequence
+        that is swapped out leaves the host pool.
+        """
+        swapped = self._swapped.pop(sequence, None)
+        if swapped is not None:
+            assert self._host is not None
+            self._host.give(swapped)
+            return
         holding = self._holdings.pop(sequence)
         for index, blocks in enumerate(holding.sealed):
-            for block in reversed(blocks):
-                self._give(index, block)
-        self._slots.give(holding.open_slot)
+            self._budget.give(index, blocks[::-1], sequence)
+        holding.sealed = []
+        holding.is_running = False
+        is_whole = holding.num_tokens == holding.num_written  # else a step may have written over it
+        if is_whole and holding.parent is not None and holding.num_written % self.layout.block_tokens:
+            self._slots.give(holding.open_slot, lambda: self._open_texts.remove(holding))
+        else:
+            self._open_texts.remove(holding)
+            self._slots.give(holding.open_slot)
 
-    def usage(self) -> Usage:
-        """What is held now."""
-        sealed = tuple(pool.num_held for pool in self._pools)
-        num_open = self._slots.num_slots - self._slots.num_free
+    def _blocks_of(self, hit: Hit, group: int) -> list[BlockId]:
+        """The blocks of ``hit`` that a sequence holds in one group: those that a query behind it reads."""
         tokens = self.layout.block_tokens
-        open_bytes = sum(group.open_block_bytes for group in self.layout.groups)
-        empty = sum(tokens - holding.num_tokens % tokens for holding in self._holdings.values())
-        return Usage(
-            num_blocks_used=sum(sealed) + num_open * len(self._pools),
-            used_bytes=self._held_bytes + num_open * open_bytes,
-            wasted_bytes=empty * open_bytes // tokens,
-            free_bytes=self.free_bytes,
-            sealed_by_group=sealed,
-            num_open_used=num_open,
+        edge = hit.num_tokens // tokens
+        first = self.layout.groups[group].group.kind.first_token_needed(hit.num_tokens) // tokens
+        cards = hit.cards[len(hit.cards) - (edge - first) :] if first < edge else []
+        return [card.blocks[group] for card in cards]  # type: ignore[misc]  # a hit has them all
+
+    def _fill_open(self, hit: Hit, slot: int) -> tuple[Move, ...]:
+        """The moves that bring the tokens behind the last whole block into ``slot``."""
+        moves: list[Move] = [PoisonOpen(slot)] if self.options.debug else []
+        if isinstance(hit.partial, Card):
+            hit.partial.uses += 1
+            return tuple(
+                CopyToOpen(group, BlockId(block), slot)
+                for group, block in enumerate(hit.partial.blocks)
+                if block is not None
+            )
+        if hit.partial is None:
+            return tuple(moves)
+        # The slot may be the very one: it was kept for its content, and was the only one left.
+        return () if hit.partial.open_slot == slot else (CopyOpen(hit.partial.open_slot, slot),)
+
+    def _file(self, holding: Holding) -> None:
+        """Make cards for the blocks of ``holding`` that were written since; equal blocks become one."""
+        tokens, chain = self.layout.block_tokens, holding.chain
+        first, last = holding.num_filed, holding.num_written // tokens
+        digests, packed, size = chain.digests(last), chain.packed(first * tokens, last * tokens), 4 * tokens
+        parent = chain.parent(first)
+        for block in range(first, last):
+            digest, at = digests[block], (block - first) * size
+            card = self._budget.index.write(digest, parent, packed[at : at + size], block)
+            for group, sealed in enumerate(holding.sealed):
+                place = block - holding.first_block[group]
+                if place >= 0:
+                    sealed[place] = self._budget.file(card, group, sealed[place])
+            if holding.keep:
+                self._retention.ask(card, holding.keep, block * tokens, (block + 1) * tokens, self._budget.now_s)
+            parent = digest
+        holding.num_filed = last
+
+    # ---- retention --------------------------------------------------------------------------------------------------
+
+    def tick(self, now_s: float) -> None:
+        """It is ``now_s``: what was to be kept until then is no longer."""
+        self._budget.now_s = now_s
+        self._retention.expire(now_s, self._budget.reprioritise)
+
+    def retain(self, chain: TokenChain, keep: Sequence[KeepRange]) -> int:
+        """Set how long the written blocks of a text are kept from now on; returns how many of them are there."""
+        tokens, num_found = self.layout.block_tokens, 0
+        for block, digest in enumerate(chain.digests(len(chain.token_ids) // tokens)):
+            card = self._budget.index.cards.get(digest)
+            kept = highest(keep, block * tokens, (block + 1) * tokens)
+            if card is not None and kept is not None:
+                num_found += 1
+                self._retention.put(card, kept, self._budget.now_s)
+                self._budget.reprioritise(card)
+        return num_found
+
+    # ---- swapping ---------------------------------------------------------------------------------------------------
+
+    @property
+    def has_host_pool(self) -> bool:
+        """Whether anything can be swapped out at all."""
+        return self._host is not None
+
+    def is_swapped(self, sequence: SequenceId) -> bool:
+        """Whether its blocks lie in the host pool."""
+        return sequence in self._swapped
+
+    def bytes_to_swap(self, sequence: SequenceId) -> int | None:
+        """Bytes that ``swap_out`` would copy; None when the host pool has no room for them, or is not there."""
+        counts = self._num_written_blocks(self._holdings[sequence])
+        if self._host is None or not self._host.fits(counts):
+            return None
+        return sum(
+            count * group.block_bytes + group.open_block_bytes
+            for count, group in zip(counts, self.layout.groups, strict=True)
         )
 
-    def tokens_written(self) -> int:
-        """Tokens written, over all sequences."""
-        return sum(holding.num_written for holding in self._holdings.values())
+    def swap_out(self, sequence: SequenceId) -> tuple[Move, ...]:
+        """Move what ``sequence`` has written to the host pool; on the device it then holds nothing.
+
+        The caller has asked ``bytes_to_swap``. Tokens granted but not written are given up.
+        """
+        holding = self._holdings[sequence]
+        assert self._host is not None
+        host_blocks, host_slot = self._host.take(self._num_written_blocks(holding))
+        moves: list[Move] = [SwapOpenOut(holding.open_slot, host_slot)]
+        for group, (blocks, targets) in enumerate(zip(holding.sealed, host_blocks, strict=True)):
+            moves += [SwapOut(group, block, target) for block, target in zip(blocks, targets, strict=False)]
+        swapped = Swapped(
+            holding.chain, holding.num_written, tuple(holding.first_block), host_blocks, host_slot, holding.keep
+        )
+        self.release(sequence)
+        self._swapped[sequence] = swapped
+        return tuple(moves)
+
+    def swap_in(self, sequence: SequenceId) -> tuple[Move, ...] | None:
+        """Bring a swapped sequence back: blocks that are still there are shared, the others copied.
+
+        None, and nothing changed, when it does not fit.
+        """
+        swapped, budget = self._swapped[sequence], self._budget
+        assert self._host is not None
+        found = [self._still_there(swapped, group) for group in range(len(self.layout.groups))]
+        counts = [
+            sum(block is None or not pool.refs[block] for block in there)
+            for pool, there in zip(self._budget.pools, found, strict=True)
+        ]
+        if self._slots.num_free == 0 or not self.has_room(counts):
+            return None
+        slot = self._slots.take()
+        assert slot is not None
+        del self._swapped[sequence]
+        holding = self._holdings[sequence] = Holding(
+            swapped.chain, slot, swapped.keep, swapped.num_tokens, swapped.num_tokens
+        )
+        holding.first_block = list(swapped.first_block)
+        holding.num_filed = min(holding.first_block)  # with the next commit, when the copies are there, all get cards
+        for group, there in enumerate(found):  # shared first: room for copies must not be made of these
+            budget.share(group, [block for block in there if block is not None])
+        moves: list[Move] = [SwapOpenIn(swapped.host_slot, slot)]
+        for group, there in enumerate(found):
+            new = iter(budget.take(group, there.count(None), moves))
+            sealed = [next(new) if block is None else block for block in there]
+            pairs = zip(swapped.blocks[group], sealed, there, strict=True)
+            moves += [SwapIn(group, source, block) for source, block, shared in pairs if shared is None]
+            holding.sealed.append(sealed)
+        self._host.give(swapped)
+        self._open_texts.add(holding)
+        return tuple(moves)
+
+    def _num_written_blocks(self, holding: Holding) -> list[int]:
+        """Sealed blocks that are written and held, a group each."""
+        last = holding.num_written // self.layout.block_tokens
+        return [max(0, last - first) for first in holding.first_block]
+
+    def _still_there(self, swapped: Swapped, group: int) -> list[BlockId | None]:
+        """Of one group, the sequence's blocks that can still be found on the device."""
+        num_blocks, first = len(swapped.blocks[group]), swapped.first_block[group]
+        if swapped.chain.scope is None:
+            return [None] * num_blocks
+        cards = map(self._budget.index.cards.get, swapped.chain.digests(first + num_blocks)[first : first + num_blocks])
+        return [None if card is None else card.blocks[group] for card in cards]  # type: ignore[misc]
+
+    # ---- integrity --------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Verify every law of conservation; raises InvariantError that names each term of a broken sum."""
-        held_bytes = touched_bytes = 0
-        for index, (pool, group) in enumerate(zip(self._pools, self.layout.groups, strict=True)):
-            pool.check([block for holding in self._holdings.values() for block in holding.sealed[index]])
-            held_bytes += pool.num_held * group.block_bytes
-            touched_bytes += (pool.num_held + pool.num_warm) * group.block_bytes
-        if not held_bytes == self._held_bytes <= touched_bytes == self._touched_bytes <= self.layout.budget_bytes:
-            raise InvariantError(
-                f"bytes disagree: held {held_bytes} counted, {self._held_bytes} booked; "
-                f"touched {touched_bytes} counted, {self._touched_bytes} booked; budget {self.layout.budget_bytes}"
-            )
-        self._slots.check([holding.open_slot for holding in self._holdings.values()])
-        tokens = self.layout.block_tokens
-        for sequence, holding in self._holdings.items():
-            for first, sealed in zip(holding.first_block, holding.sealed, strict=True):
-                if first + len(sealed) != holding.num_tokens // tokens:
-                    raise InvariantError(
-                        f"sequence {sequence}: {first} passed + {len(sealed)} sealed blocks != "
-                        f"{holding.num_tokens} tokens // {tokens}"
-                    )
+        """Verify every law of conservation; raises InvariantError that names each broken one."""
+        faults = self._faults()
+        if faults:
+            raise InvariantError("; ".join(str(fault) for fault in faults[:5]))
 
-    def _tables(self, holding: _Holding) -> tuple[BlockTable, ...]:
-        return tuple(
-            BlockTable(first, tuple(sealed), holding.open_slot)
-            for first, sealed in zip(holding.first_block, holding.sealed, strict=True)
-        )
+    def audit(self) -> tuple[Fault, ...]:
+        """What ``check`` would raise for. The blocks it concerns are quarantined, everything else goes on."""
+        faults = self._faults()
+        for fault in faults:
+            if fault.group is not None and fault.block is not None:
+                self._budget.quarantine(fault.group, fault.block, fault.what)
+        if faults:
+            self._budget.recount()
+        return faults
 
-    def _take(self, index: int, moves: list[Move]) -> BlockId:
-        """Hold a block of group ``index``; if it is cold, other groups' warm blocks make room for its memory."""
-        pool, size = self._pools[index], self.layout.groups[index].block_bytes
-        if pool.num_warm == 0:
-            self._touched_bytes += size
-            for other, group in enumerate(self.layout.groups):
-                while self._touched_bytes > self.layout.budget_bytes and other != index and self._pools[other].num_warm:
-                    moves.append(ReturnMemory(other, self._pools[other].cool()))
-                    self._touched_bytes -= group.block_bytes
-        self._held_bytes += size
-        return pool.take()
-
-    def _give(self, index: int, block: BlockId) -> None:
-        self._pools[index].give(block)
-        self._held_bytes -= self.layout.groups[index].block_bytes
+    def _faults(self) -> tuple[Fault, ...]:
+        host = [] if self._host is None else self._host.faults(list(self._swapped.values()))
+        return find_faults(self._budget, self._slots, self._holdings, self._open_texts) + tuple(map(Fault, host))

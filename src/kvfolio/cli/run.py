@@ -16,12 +16,13 @@ import typer
 from kvfolio.cli.options import BlockTokens, Device, Dtype, Json, KvFormat, KvMemory, Model, Threads, load
 from kvfolio.errors import KvfolioError, OptionError, RequestError
 from kvfolio.planner.memory import DEFAULT_BLOCK_TOKENS, DEFAULT_MAX_RUNNING
-from kvfolio.sched.scheduler import DEFAULT_MAX_STEP_TOKENS
+from kvfolio.sched.options import DEFAULT_MAX_STEP_TOKENS
 from kvfolio.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from kvfolio.engine.account import Account
-    from kvfolio.engine.llm import LLM, Completion
+    from kvfolio.engine.answer import Completion
+    from kvfolio.engine.llm import LLM
     from kvfolio.engine.params import SamplingParams
 
 

@@ -6,7 +6,8 @@ Knows nothing of how it is printed; field names are the stable keys of ``--json`
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvfolio.engine.llm import LLM, Completion
+from kvfolio.engine.answer import Completion
+from kvfolio.engine.llm import LLM
 from kvfolio.kernels.profile import read_bandwidth
 
 

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pydoc_data import topics
 
 from kvfolio.engine.llm import LLM
-from kvfolio.engine.params import SamplingParams
+from kvfolio.engine.params import CacheParams, SamplingParams
 from kvfolio.errors import OptionError
 from kvfolio.planner.compute import DecodeFlops, cache_bytes_read, decode_flops, textbook_flops, weight_bytes_read
+
+COLD = CacheParams(reuse=False)  # each text is computed, whatever ran before
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ def compare(llm: LLM, prompt_tokens: int, tokens: int) -> Comparison:
         )
     prompt = _english(llm, prompt_tokens)
     _one_token(llm, prompt)  # warm-up: pages and threads
-    cached = llm.generate([prompt], SamplingParams(max_tokens=tokens, ignore_eos=True, logprobs=2))[0]
+    cached = llm.generate([prompt], SamplingParams(max_tokens=tokens, ignore_eos=True, logprobs=2), COLD)[0]
     uncached_ids = [cached.token_ids[0]]
     time_s = 0.0
     for done in range(1, tokens):
@@ -101,7 +103,7 @@ def _english(llm: LLM, num_tokens: int) -> list[int]:
 
 def _one_token(llm: LLM, ids: list[int]) -> tuple[int, float]:
     """(the next token, seconds) of one pass over all of ``ids``; nothing is kept."""
-    completion = llm.generate([ids], SamplingParams(max_tokens=1, ignore_eos=True))[0]
+    completion = llm.generate([ids], SamplingParams(max_tokens=1, ignore_eos=True), COLD)[0]
     return completion.token_ids[0], completion.time_s
 
 

@@ -7,22 +7,27 @@ Knows nothing of text, tokenizers or files.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvfolio.cache.ledger import Ledger, Usage
-from kvfolio.engine.params import SamplingParams
+from kvfolio.cache.holding import Usage
+from kvfolio.cache.ledger import Ledger
+from kvfolio.cache.prefix import Scope, TokenChain
+from kvfolio.engine.params import CacheParams, SamplingParams
 from kvfolio.engine.runner import Runner
 from kvfolio.engine.sampler import Sampled, Sampler
 from kvfolio.errors import RequestError
 from kvfolio.planner.compute import cache_bytes_read, weight_bytes_read
-from kvfolio.sched.request import Arrive, Event, Leave, Request, RequestId, Step
-from kvfolio.sched.scheduler import Counters, Scheduler
+from kvfolio.sched.options import Counters
+from kvfolio.sched.request import Admission, Arrive, Event, Leave, Request, RequestId, Step
+from kvfolio.sched.scheduler import Scheduler
 from kvfolio.spec.model import RunnableSpec
 from kvfolio.store.pools import CacheStore
 from kvfolio.units import format_bytes
 
 logger = logging.getLogger("kvfolio")
+
+AUDIT_STEPS = 1024  # steps between two audits of the ledger, which happen when nothing runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,7 @@ class Output:
     sampled: Sampled
     finish_reason: str | None  # stop, length, or None while it goes on
     time_s: float  # on the engine's clock
+    admission: Admission  # what of the request was in the cache when it first started
 
 
 @dataclass(slots=True)
@@ -67,7 +73,9 @@ class Engine:
         store: CacheStore,
         runner: Runner,
         clock: Callable[[], float] = time.monotonic,
+        fingerprint: bytes | None = b"",
     ) -> None:
+        """``fingerprint``: of what decides the stored bits of this model and cache; None: no blocks are shared."""
         self.clock = clock
         self.scheduler = scheduler
         self.decode_meter = DecodeMeter()
@@ -75,8 +83,11 @@ class Engine:
         self._runner = runner
         self._sampler = Sampler()
         self._params: dict[RequestId, SamplingParams] = {}
+        self._admissions: dict[RequestId, Admission] = {}  # the first one of each running request
         self._events: list[Event] = []
         self._next_id = 0
+        self._fingerprint = fingerprint
+        self._audited_at = 0  # steps
         self._stepping = False
         self._left_in_step: list[RequestId] = []  # cancelled by somebody that a running step called, or set free
         self._spec = spec
@@ -93,14 +104,37 @@ class Engine:
 
     def refusal(self, prompt: tuple[int, ...], params: SamplingParams) -> str | None:
         """Why a request of token ids can never be served, with the way out; None when it can. Changes nothing."""
-        return self._refuse(self._request(prompt, params))
+        return self._refuse(self._request(prompt, params, CacheParams()))
 
-    def _request(self, prompt: tuple[int, ...], params: SamplingParams) -> Request:
+    def _request(self, prompt: tuple[int, ...], params: SamplingParams, caching: CacheParams) -> Request:
         """What the scheduler would be asked next."""
         stops = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             stops |= frozenset(self._spec.eos_token_ids)
-        return Request(RequestId(self._next_id), prompt, params.max_tokens, stops)
+        return Request(
+            RequestId(self._next_id),
+            prompt,
+            params.max_tokens,
+            stops,
+            self.scope(caching),
+            caching.reuse,
+            caching.ranges(len(prompt)),
+        )
+
+    def scope(self, caching: CacheParams) -> Scope | None:
+        """Within what a request shares blocks; None: the prefix cache is off."""
+        return None if self._fingerprint is None else Scope(self._fingerprint, caching.namespace)
+
+    def retain(self, tokens: Sequence[int], caching: CacheParams) -> int:
+        """Set how long the blocks of a text are kept; returns how many of its blocks there are."""
+        if self._fingerprint is None:
+            return 0
+        self.ledger.tick(self.clock())
+        return self.ledger.retain(self.chain(tokens, caching), caching.ranges(len(tokens)))
+
+    def chain(self, tokens: Sequence[int], caching: CacheParams) -> TokenChain:
+        """A text as the ledger knows it."""
+        return TokenChain(tokens, self.scope(caching), self.ledger.layout.block_tokens)
 
     def _refuse(self, request: Request) -> str | None:
         vocab_size = self._spec.network.vocab_size
@@ -111,9 +145,9 @@ class Engine:
             )
         return self.scheduler.refusal(request)
 
-    def submit(self, prompt: tuple[int, ...], params: SamplingParams) -> RequestId:
+    def submit(self, prompt: tuple[int, ...], params: SamplingParams, caching: CacheParams | None = None) -> RequestId:
         """Queue a request of token ids. Raises RequestError at once, and queues nothing, if it can never be served."""
-        request = self._request(prompt, params)
+        request = self._request(prompt, params, caching or CacheParams())
         reason = self._refuse(request)
         if reason is not None:
             self.scheduler.counters.num_refused += 1
@@ -146,9 +180,11 @@ class Engine:
     def _step(self) -> list[Output]:
         started = self.clock()
         events, self._events = self._events, []
-        step = self.scheduler.step(events)
+        step = self.scheduler.step(events, started)
         for request_id in step.preempted:
-            self._warn(request_id)
+            self._warn(request_id, request_id in step.swapped)
+        for admission in step.admitted:
+            self._admissions.setdefault(admission.request_id, admission)
         if not step.chunks:
             return []
         self._store.carry(step.moves)
@@ -159,12 +195,15 @@ class Engine:
         reasons = {end.request_id: end.reason for end in self.scheduler.commit(step, tokens)}
         now = self.clock()
         self._measure(step, now - started)
-        for request_id in reasons:
-            self._forget(request_id)
-        return [
-            Output(request_id, choice, reasons.get(request_id), now)
+        outputs = [
+            Output(request_id, choice, reasons.get(request_id), now, self._admissions[request_id])
             for request_id, choice in zip(sampling, sampled, strict=True)
         ]
+        for request_id in reasons:
+            self._forget(request_id)
+        if not self.has_work:
+            self._audit()
+        return outputs
 
     def settle(self) -> None:
         """Book what is queued without computing a step: cancelled requests give their blocks back now.
@@ -196,7 +235,18 @@ class Engine:
 
     def _forget(self, request_id: RequestId) -> None:
         self._params.pop(request_id, None)
+        self._admissions.pop(request_id, None)
         self._sampler.forget(request_id)
+
+    def _audit(self) -> None:
+        """Now and then, when there is nothing else to do: are the ledger's laws kept? What breaks them is logged."""
+        num_steps = self.scheduler.counters.num_steps
+        if self.ledger.options.debug:
+            self.ledger.check()
+        elif num_steps - self._audited_at >= AUDIT_STEPS:
+            self._audited_at = num_steps
+            for fault in self.ledger.audit():
+                logger.error("the ledger contradicts itself, please report this: %s", fault)
 
     def _measure(self, step: Step, time_s: float) -> None:
         if not all(chunk.samples and len(chunk.token_ids) == 1 for chunk in step.chunks):
@@ -207,12 +257,13 @@ class Engine:
         self.decode_meter.bytes_read += self._weight_bytes
         self.decode_meter.bytes_read += sum(cache_bytes_read(self._groups, fmt, chunk.start) for chunk in step.chunks)
 
-    def _warn(self, request_id: RequestId) -> None:
+    def _warn(self, request_id: RequestId, was_swapped: bool) -> None:
         usage, counters = self.ledger.usage(), self.scheduler.counters
         logger.warning(
-            "the cache ran dry: request %d gave up its blocks to an older one and will be computed again (now %s of %s "
+            "the cache ran dry: request %d gave up its blocks to an older one and will be %s (now %s of %s "
             "free, %d running, %d waiting, %d preemptions so far); more kv_memory avoids this",
             request_id,
+            "copied back from the host pool" if was_swapped else "computed again",
             format_bytes(usage.free_bytes),
             format_bytes(self.ledger.layout.budget_bytes),
             self.scheduler.num_running,

@@ -7,18 +7,22 @@ import math
 import operator
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from kvfolio.cache.ledger import Ledger
+from kvfolio.cache.eviction import POLICIES
+from kvfolio.cache.ledger import Ledger, LedgerOptions
+from kvfolio.engine.answer import Answer, Completion, Piece
 from kvfolio.engine.engine import Engine, Output, Snapshot
-from kvfolio.engine.machine import choose_ops, find_device, usable_kv_memory
-from kvfolio.engine.params import SamplingParams, check_int, refusal
+from kvfolio.engine.explain import Explanation, explain
+from kvfolio.engine.fingerprint import model_fingerprint
+from kvfolio.engine.machine import choose_ops, find_device, machine_costs, usable_kv_memory
+from kvfolio.engine.params import CacheParams, Retention, SamplingParams, check_int, refusal
 from kvfolio.engine.runner import Runner
+from kvfolio.engine.sequence import TextSequence
 from kvfolio.engine.text import StopMatcher, TextStream, Tokenizer
 from kvfolio.errors import OptionError, RequestError
 from kvfolio.kernels.codec import TORCH_DTYPES
@@ -33,97 +37,18 @@ from kvfolio.planner.memory import (
     bytes_per_token,
     plan_cache,
 )
+from kvfolio.sched.options import DEFAULT_MAX_PREEMPTIONS, DEFAULT_MAX_STEP_TOKENS, SchedulerOptions
 from kvfolio.sched.request import RequestId
-from kvfolio.sched.scheduler import DEFAULT_MAX_STEP_TOKENS, Scheduler, SchedulerOptions
+from kvfolio.sched.scheduler import Scheduler
+from kvfolio.spec.layout import CacheLayout
 from kvfolio.spec.model import RunnableSpec
-from kvfolio.spec.source import find_default_model, open_model
+from kvfolio.spec.source import ModelSource, find_default_model, open_model
 from kvfolio.store.pools import CacheStore
 from kvfolio.store.view import StoreViews
 from kvfolio.units import parse_bytes
 
 Messages = Sequence[dict[str, str]]
 MAX_THREADS = 1024  # far more than help; the OpenMP runtime ends the process when it cannot make as many as asked for
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Token counts of one request, as OpenAI's API names them."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int  # prompt tokens taken from a cache of earlier requests
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """The answer to one prompt."""
-
-    text: str
-    token_ids: tuple[int, ...]  # generated, a stop token included
-    finish_reason: str  # stop or length
-    usage: Usage
-    logprobs: tuple[float, ...] | None  # of each generated token, if asked for
-    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None
-    ttft_s: float  # from submission to the first token
-    time_s: float  # from submission to the last token
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A stretch of an answer as it is generated. The last one has the whole completion."""
-
-    text: str
-    completion: Completion | None = None
-
-
-@dataclass(slots=True)
-class _Answer:
-    """One request on its way."""
-
-    index: int
-    prompt_tokens: int
-    params: SamplingParams
-    stream: TextStream
-    stops: StopMatcher
-    submitted_s: float
-    first_s: float = 0.0
-    last_s: float = 0.0
-    text: list[str] = field(default_factory=list)
-    outputs: list[Output] = field(default_factory=list)
-    pieces: deque[Piece] = field(default_factory=deque)  # not yet taken by the caller
-    error: BaseException | None = None  # the engine failed: nothing more will come
-
-    def push(self, output: Output) -> tuple[str, str | None]:
-        """Book one token; returns (text that can be shown now, why the answer ends or None)."""
-        self.last_s = output.time_s
-        if not self.outputs:
-            self.first_s = output.time_s
-        self.outputs.append(output)
-        shown, hit = self.stops.push(self.stream.push(output.sampled.token_id))
-        reason = output.finish_reason
-        if hit is None and reason is not None:
-            rest, hit = self.stops.push(self.stream.finish())
-            shown += rest
-            if hit is None:
-                shown += self.stops.finish()
-        if hit is not None:
-            reason = "stop"
-        self.text.append(shown)
-        return shown, reason
-
-    def completion(self, reason: str) -> Completion:
-        sampled = [output.sampled for output in self.outputs]
-        wants_logprobs = self.params.logprobs is not None
-        return Completion(
-            text="".join(self.text),
-            token_ids=tuple(choice.token_id for choice in sampled),
-            finish_reason=reason,
-            usage=Usage(self.prompt_tokens, len(sampled), 0),
-            logprobs=tuple(choice.logprob or 0.0 for choice in sampled) if wants_logprobs else None,
-            top_logprobs=tuple(choice.top for choice in sampled) if wants_logprobs else None,
-            ttft_s=self.first_s - self.submitted_s,
-            time_s=self.last_s - self.submitted_s,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +64,12 @@ class LLMOptions:
     device: str = "cpu"
     threads: int | None = None  # None: torch's own choice
     deterministic: bool = False  # the same bits alone and in any batch, with any chunking
+    prefix_cache: bool = True  # requests share the blocks of equal beginnings
+    eviction: str = "lru"  # which cached block goes first: lru, lfu, slru, s3fifo, gdsf
+    preemption: str = "auto"  # how a request gives up its blocks when memory is short: auto, recompute, swap
+    max_preemptions: int = DEFAULT_MAX_PREEMPTIONS  # of one request; then it waits for room that nobody can take
+    swap_memory: str | int = 0  # bytes of the host pool that preempted requests are swapped to
+    debug: bool = False  # broken invariants raise, and blocks are poisoned before they are written anew
 
     def __post_init__(self) -> None:
         """Types, and the ranges that no other room checks."""
@@ -152,8 +83,14 @@ class LLMOptions:
         for name in ("kv_format", "dtype", "device"):
             if not isinstance(getattr(self, name), str):
                 raise refusal(name, getattr(self, name), "text, such as auto, or cpu for the device")
-        if not isinstance(self.deterministic, bool):
-            raise refusal("deterministic", self.deterministic, "True or False")
+        check_int("max_preemptions", self.max_preemptions, 0, math.inf, "0 or more; 0: room for all it may need")
+        for name in ("deterministic", "prefix_cache", "debug"):
+            if not isinstance(getattr(self, name), bool):
+                raise refusal(name, getattr(self, name), "True or False")
+        if self.eviction not in POLICIES:
+            raise refusal("eviction", self.eviction, f"one of {', '.join(POLICIES)}")
+        if isinstance(self.swap_memory, bool) or not isinstance(self.swap_memory, str | int):
+            raise refusal("swap_memory", self.swap_memory, "bytes, or text such as '1GiB'; 0: no host pool")
 
 
 class LLM:
@@ -191,16 +128,43 @@ class LLM:
             split=device.type != "cpu",
         )
         self.layout = plan_cache(self.spec, self.dtype, cache_options)
-        scheduling = SchedulerOptions(self.spec.max_context, self.options.max_step_tokens)
+        scheduling = SchedulerOptions(
+            self.spec.max_context,
+            self.options.max_step_tokens,
+            self.options.preemption,
+            self.options.max_preemptions,
+        )
+        host = self._host_layout(cache_options)
         self.tokenizer = Tokenizer.load(source.path)
         network = build_model(self.spec, open_weights(source, TORCH_DTYPES[self.dtype], device, on_progress))
-        store = CacheStore(self.layout, device)
+        store = CacheStore(self.layout, device, host)
         views = StoreViews(store, self.spec.network.num_q_heads, ops)
-        scheduler = Scheduler(Ledger(self.layout), scheduling)
-        self.engine = Engine(self.spec, scheduler, store, Runner(network, ops, views, device))
-        self._answers: dict[RequestId, _Answer] = {}
+        is_weighed = self.options.eviction == "gdsf" or (host is not None and self.options.preemption == "auto")
+        costs = machine_costs(self.spec, device) if is_weighed else None
+        ledger = Ledger(self.layout, LedgerOptions(self.options.eviction, host, costs, self.options.debug))
+        self.engine = Engine(
+            self.spec,
+            Scheduler(ledger, scheduling),
+            store,
+            Runner(network, ops, views, device),
+            fingerprint=self._fingerprint(source, ops.name) if self.options.prefix_cache else None,
+        )
+        self._answers: dict[RequestId, Answer] = {}
         self._lock = threading.RLock()  # one thread at a time decides and computes; the others' tokens come along
         self.load_s = time.monotonic() - started
+
+    def _host_layout(self, options: CacheOptions) -> CacheLayout | None:
+        """The host pool, cut as the cache is, with a fixed share for each group; None without swap_memory."""
+        num_bytes = parse_bytes(self.options.swap_memory)
+        if num_bytes == 0:
+            if self.options.preemption == "swap":
+                raise OptionError("preemption 'swap' needs a host pool: give swap_memory, such as 1GiB")
+            return None
+        return plan_cache(self.spec, self.dtype, replace(options, kv_memory=num_bytes, split=True))
+
+    def _fingerprint(self, source: ModelSource, ops_name: str) -> bytes:
+        place = f"{ops_name} on {self.device.type}"
+        return model_fingerprint(source, self.dtype, self.layout, place, self.options.deterministic)
 
     @property
     def bytes_per_token(self) -> int:
@@ -215,6 +179,7 @@ class LLM:
         self,
         prompts: str | Sequence[str] | Sequence[Sequence[int]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        caching: CacheParams | None = None,
     ) -> list[Completion]:
         """Complete ``prompts`` (texts or token ids), batched as they fit; completions come in the prompts' order.
 
@@ -226,32 +191,81 @@ class LLM:
         chosen = self._params_for(len(listed), params)
         ids = [self._token_ids(prompt) for prompt in listed]
         done: list[Completion | None] = [None] * len(ids)
-        for index, piece in self._run(ids, chosen):
+        for index, piece in self._run(ids, chosen, caching):
             if piece.completion is not None:
                 done[index] = piece.completion
         return [completion for completion in done if completion is not None]
 
-    def chat(self, messages: Messages, params: SamplingParams | None = None) -> Completion:
-        """Answer a conversation, a list of {"role", "content"}, through the model's own chat template."""
-        return self.generate([self.tokenizer.encode_chat(messages)], params)[0]
+    def samples(
+        self,
+        prompt: str | Sequence[int] | Messages,
+        n: int,
+        params: SamplingParams | None = None,
+        caching: CacheParams | None = None,
+    ) -> list[Completion]:
+        """``n`` answers to one prompt, side by side: it is computed once and its blocks are shared.
 
-    def stream(self, prompt: str | Sequence[int] | Messages, params: SamplingParams | None = None) -> Iterator[Piece]:
+        With a seed, answer i draws with seed + i.
+        """
+        check_int("n", n, 1, math.inf, "1 or more")
+        chosen = params or SamplingParams()
+        seeds = [None if chosen.seed is None else chosen.seed + index for index in range(n)]
+        return self.generate([self.prompt_ids(prompt)] * n, [replace(chosen, seed=seed) for seed in seeds], caching)
+
+    def chat(
+        self, messages: Messages, params: SamplingParams | None = None, caching: CacheParams | None = None
+    ) -> Completion:
+        """Answer a conversation, a list of {"role", "content"}, through the model's own chat template."""
+        return self.generate([self.tokenizer.encode_chat(messages)], params, caching)[0]
+
+    def stream(
+        self,
+        prompt: str | Sequence[int] | Messages,
+        params: SamplingParams | None = None,
+        caching: CacheParams | None = None,
+    ) -> Iterator[Piece]:
         """Complete a text, token ids or a conversation; yields text as it comes. Leaving early frees its blocks."""
-        if isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], dict):
-            ids = tuple(self.tokenizer.encode_chat(prompt))
-        else:
-            ids = self._token_ids(prompt)  # type: ignore[arg-type]
-        for _, piece in self._run([ids], self._params_for(1, params)):
+        for _, piece in self._run([self.prompt_ids(prompt)], self._params_for(1, params), caching):
             yield piece
 
+    def sequence(self, prompt: str | Sequence[int] | Messages = (), caching: CacheParams | None = None) -> TextSequence:
+        """A text that grows, forks and rolls back on shared blocks. Nothing is computed until it has to be."""
+        return TextSequence(self.generate, self.tokenizer, self.prompt_ids(prompt), caching or CacheParams())
+
+    def explain(self, prompt: str | Sequence[int] | Messages, caching: CacheParams | None = None) -> Explanation:
+        """What of ``prompt`` a request would find in the cache now, and why not more. Changes nothing."""
+        with self._lock:
+            return explain(self.engine, self.tokenizer, self.prompt_ids(prompt), caching or CacheParams())
+
+    def retain(
+        self,
+        prompt: str | Sequence[int] | Messages,
+        retention: Retention | Sequence[Retention],
+        namespace: str | None = None,
+    ) -> int:
+        """Set how long the cached blocks of a text are kept from now on; returns how many of its blocks there are."""
+        caching = CacheParams(namespace, retention=retention)  # type: ignore[arg-type]
+        ids = self.prompt_ids(prompt)
+        with self._lock:
+            return self.engine.retain(ids, caching)
+
+    def prompt_ids(self, prompt: str | Sequence[int] | Messages) -> tuple[int, ...]:
+        """The token ids of a text, of token ids or, through the chat template, of a conversation."""
+        if isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], dict):
+            return tuple(self.tokenizer.encode_chat(prompt))
+        return self._token_ids(prompt)  # type: ignore[arg-type]
+
     def stream_many(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        caching: CacheParams | None = None,
     ) -> Iterator[tuple[int, Piece]]:
         """Complete many prompts of token ids together; yields (index of the prompt, piece) as they come."""
         if isinstance(prompts, str | bytes | dict):
             raise RequestError(f"prompts is {repr(prompts)[:60]}; accepted: a list of texts or of lists of token ids")
         ids = [self._token_ids(prompt) for prompt in prompts]
-        yield from self._run(ids, self._params_for(len(ids), params))
+        yield from self._run(ids, self._params_for(len(ids), params), caching)
 
     def _params_for(self, count: int, params: SamplingParams | Sequence[SamplingParams] | None) -> list[SamplingParams]:
         if params is None or isinstance(params, SamplingParams):
@@ -276,15 +290,20 @@ class LLM:
                 f"a prompt is {' '.join(repr(prompt)[:60].split())}; accepted: a text or a list of token ids"
             ) from error
 
-    def _run(self, prompts: Sequence[tuple[int, ...]], params: Sequence[SamplingParams]) -> Iterator[tuple[int, Piece]]:
+    def _run(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        params: Sequence[SamplingParams],
+        caching: CacheParams | None = None,
+    ) -> Iterator[tuple[int, Piece]]:
         """Submit and yield (index, piece). Several of these may be under way at once; each step serves them all."""
-        mine: dict[RequestId, _Answer] = {}
+        mine: dict[RequestId, Answer] = {}
         try:
             with self._lock:
                 for index, (ids, chosen) in enumerate(zip(prompts, params, strict=True)):
-                    request_id = self.engine.submit(ids, chosen)
+                    request_id = self.engine.submit(ids, chosen, caching)
                     stream, stops = TextStream(self.tokenizer, after=ids), StopMatcher(chosen.stop)
-                    mine[request_id] = _Answer(index, len(ids), chosen, stream, stops, self.engine.clock())
+                    mine[request_id] = Answer(index, len(ids), chosen, stream, stops, self.engine.clock())
                 self._answers.update(mine)
             while mine:
                 with self._lock:  # another thread's step may have served us while we waited

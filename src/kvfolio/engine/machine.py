@@ -7,8 +7,12 @@ import logging
 
 import torch
 
+from kvfolio.cache.costs import MachineCosts
 from kvfolio.errors import BudgetError, OptionError
+from kvfolio.kernels.profile import copy_and_product_rates
 from kvfolio.kernels.reference import ReferenceOps
+from kvfolio.planner.compute import attention_flops, weight_flops
+from kvfolio.spec.model import RunnableSpec
 from kvfolio.store.host_memory import available_bytes
 from kvfolio.units import format_bytes
 
@@ -72,3 +76,25 @@ def usable_kv_memory(asked: int | None, weights: int, device: torch.device) -> i
             + (f"kv_memory can be at most {format_bytes(rest)}" if rest > 0 else "the weights alone do not fit")
         )
     return asked
+
+
+def machine_costs(spec: RunnableSpec, device: torch.device) -> MachineCosts:
+    """What computing a token again and copying a byte cost here: measured now (0.3 s), logged, then left alone."""
+    copy_bytes_per_s, flops_per_s = copy_and_product_rates(device)
+    last = spec.max_context - 1
+    per_read = attention_flops(spec, last) - attention_flops(spec, last - 1)  # full layers: windows are full by then
+    costs = MachineCosts(
+        flops_per_s=flops_per_s,
+        copy_bytes_per_s=copy_bytes_per_s,
+        flops_per_token=weight_flops(spec) + attention_flops(spec, last) - per_read * spec.max_context,
+        flops_per_read=per_read,
+    )
+    logger.info(
+        "preemption and eviction reckon with %.1f GFLOP/s and copies of %.1f GB/s, measured now; "
+        "a token costs %.3g FLOPs, and %.3g for each one it reads",
+        flops_per_s / 1e9,
+        copy_bytes_per_s / 1e9,
+        costs.flops_per_token,
+        costs.flops_per_read,
+    )
+    return costs

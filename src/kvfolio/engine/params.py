@@ -1,4 +1,4 @@
-"""How one request wants its tokens chosen and where it ends; every field is checked when it is made.
+"""How one request wants its tokens chosen, where it ends, and how it uses the cache; all checked when made.
 
 Knows nothing of logits, tokenizers or torch.
 """
@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvfolio.cache.index import PIN
+from kvfolio.cache.retention import MAX_PRIORITY, KeepRange
 from kvfolio.errors import OptionError
 
 MAX_LOGPROBS = 20
@@ -52,6 +54,70 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         """The choice needs no draw: temperature 0, or only the best token kept."""
         return self.temperature == 0 or self.top_k == 1
+
+
+PARTS = ("all", "prompt", "decoded")
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long a part of a request's cache is worth keeping once nobody uses it. Soft: memory that is needed is taken.
+
+    priority: 0 (evicted first) to 100 (last), 50 without a word; ``pin``: after all others. ``ttl_s`` seconds after its
+    last use a block is as any other. ``part``: all of the request, its prompt or the tokens decoded; ``start`` and
+    ``stop`` count its tokens, as in a slice. A block counts as the part with the highest priority that it touches.
+    """
+
+    priority: int = 50
+    ttl_s: float | None = None
+    part: str = "all"
+    start: int = 0
+    stop: int | None = None
+    pin: bool = False
+
+    def __post_init__(self) -> None:
+        check_int("priority", self.priority, 0, MAX_PRIORITY, f"0 (evicted first) to {MAX_PRIORITY}")
+        if self.ttl_s is not None:
+            _check_float("ttl_s", self.ttl_s, math.ulp(0.0), sys.float_info.max, "seconds, more than 0")
+        if self.part not in PARTS:
+            raise refusal("part", self.part, f"one of {', '.join(PARTS)}")
+        check_int("start", self.start, 0, math.inf, "0 or more")
+        if self.stop is not None:
+            check_int("stop", self.stop, self.start, math.inf, "at least start; leave it out for the end")
+        if not isinstance(self.pin, bool):
+            raise refusal("pin", self.pin, "True or False")
+
+    def range(self, num_prompt: int) -> KeepRange:
+        """The same in tokens of the whole sequence."""
+        first, last = {"all": (0, None), "prompt": (0, num_prompt), "decoded": (num_prompt, None)}[self.part]
+        stop = last if self.stop is None else first + self.stop
+        if last is not None and stop is not None:
+            stop = min(stop, last)
+        start = first + self.start if stop is None else min(first + self.start, stop)
+        return KeepRange(PIN if self.pin else self.priority, self.ttl_s, start, stop)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheParams:
+    """How one request uses the prefix cache. Raises OptionError for any value outside its range."""
+
+    namespace: str | None = None  # a tenant: requests of different namespaces never share; None is one of its own
+    reuse: bool = True  # False: nothing is taken from the cache, everything is computed
+    retention: Sequence[Retention] = ()  # one or several; kept as a tuple
+
+    def __post_init__(self) -> None:
+        if self.namespace is not None and not isinstance(self.namespace, str):
+            raise refusal("namespace", self.namespace, "text; leave it out for the common one")
+        if not isinstance(self.reuse, bool):
+            raise refusal("reuse", self.reuse, "True or False")
+        given = (self.retention,) if isinstance(self.retention, Retention) else self.retention
+        if not isinstance(given, list | tuple) or not all(isinstance(one, Retention) for one in given):
+            raise refusal("retention", self.retention, "a Retention or a list of them")
+        object.__setattr__(self, "retention", tuple(given))
+
+    def ranges(self, num_prompt: int) -> tuple[KeepRange, ...]:
+        """What is asked for, in tokens of the whole sequence."""
+        return tuple(one.range(num_prompt) for one in self.retention)
 
 
 def refusal(name: str, given: object, accepted: str) -> OptionError:

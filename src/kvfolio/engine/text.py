@@ -89,6 +89,10 @@ class Tokenizer:
             )
         return ids
 
+    def encode_more(self, text: str) -> list[int]:
+        """Token ids of text that goes on: no start or end tokens. Raises RequestError for text that has no ids."""
+        return self._ids(text, add_special_tokens=False)
+
     def encode_chat(self, messages: object) -> list[int]:
         """Token ids of a chat, through the model's template and open for the assistant's answer.
 

@@ -167,6 +167,19 @@ def _copy_bandwidth(device: "torch.device", num_bytes: int, repeats: int = 5) ->
     return statistics.median(num_bytes / _seconds(device, lambda: target.copy_(source)) for _ in range(repeats))
 
 
+def copy_and_product_rates(device: "torch.device") -> tuple[float, float]:
+    """(bytes copied a second between ``device`` and host memory, FLOP a second of a product of prompt size); 0.3 s."""
+    import torch
+
+    num_bytes = 64 << 20
+    here = torch.ones(num_bytes, dtype=torch.uint8, device=device)
+    there = torch.zeros(num_bytes, dtype=torch.uint8)  # written, so that no page is new when the copy begins
+    copy_s = min(_seconds(device, lambda: there.copy_(here)) for _ in range(4))
+    left, right = torch.rand(512, 1024, device=device), torch.rand(1024, 1024, device=device)
+    product_s = min(_seconds(device, lambda: torch.mm(left, right)) for _ in range(5))
+    return num_bytes / copy_s, 2 * 512 * 1024 * 1024 / product_s
+
+
 def _product_flops(device: "torch.device", dtype: "torch.dtype") -> tuple[float, int]:
     """FLOP a second of the quickest pass of [n, n] x [n, n], and n: the first side that takes long enough to time."""
     import torch

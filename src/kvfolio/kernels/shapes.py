@@ -17,6 +17,9 @@ from torch import Tensor
 from kvfolio.spec.formats import CacheFormat
 
 RUN_TOKENS = 256  # tokens of one run: the fixed split of every query's reduction
+# Counted up when the same tokens leave other bytes in a sealed block: another layout, another encoding, sums in another
+# order. The model's fingerprint holds it, so that blocks kept by an older version are found no more.
+LAYOUT_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)

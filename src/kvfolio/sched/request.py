@@ -6,7 +6,11 @@ Knows nothing of text, tensors or how long anything takes.
 from dataclasses import dataclass, field
 from typing import NewType
 
-from kvfolio.cache.ledger import BlockTable, Move, SequenceId
+from kvfolio.cache.holding import BlockTable, SequenceId
+from kvfolio.cache.lookup import Miss, OpenText
+from kvfolio.cache.moves import Move
+from kvfolio.cache.prefix import Scope, TokenChain
+from kvfolio.cache.retention import KeepRange
 
 RequestId = NewType("RequestId", int)
 
@@ -19,6 +23,9 @@ class Request:
     prompt: tuple[int, ...]  # token ids
     max_tokens: int
     stop_token_ids: frozenset[int] = frozenset()
+    scope: Scope | None = field(default_factory=Scope)  # with whom it shares blocks; None: with nobody
+    reads_cache: bool = True  # False: everything is computed, though others may hit what it leaves
+    keep: tuple[KeepRange, ...] = ()  # how long its blocks are worth keeping
 
     @property
     def max_cached_tokens(self) -> int:
@@ -26,12 +33,15 @@ class Request:
         return len(self.prompt) + self.max_tokens - 1
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RequestState:
     """How far a request has come. Preemption loses what is cached, never a token."""
 
     request: Request
-    generated: list[int] = field(default_factory=list)  # token ids
+    arrival: int  # requests are numbered as they come: the lower, the older
+    chain: TokenChain  # prompt and generated tokens
+    num_preemptions: int = 0
+    awaits: tuple[OpenText, int] | None = None  # who computes what it needs next, and how far that was
 
     @property
     def sequence(self) -> SequenceId:
@@ -40,14 +50,16 @@ class RequestState:
     @property
     def num_known(self) -> int:
         """Tokens whose ids are known: the prompt and what was generated."""
-        return len(self.request.prompt) + len(self.generated)
+        return len(self.chain.token_ids)
 
-    def token_ids(self, start: int, stop: int) -> tuple[int, ...]:
-        """Known token ids in [start, stop)."""
-        prompt = self.request.prompt
-        if start >= len(prompt):
-            return tuple(self.generated[start - len(prompt) : stop - len(prompt)])
-        return prompt[start:stop] + tuple(self.generated[: max(0, stop - len(prompt))])
+    @property
+    def num_generated(self) -> int:
+        return self.num_known - len(self.request.prompt)
+
+    @property
+    def max_left(self) -> int:
+        """Tokens it may still generate."""
+        return self.request.max_tokens - self.num_generated
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +91,18 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class Admission:
+    """A request that starts in this step, or starts again, and what of its tokens was there already."""
+
+    request_id: RequestId
+    num_hit_tokens: int  # not computed: shared, copied, or back from the host pool
+    group_tokens: tuple[int, ...]  # whole blocks that each layer group alone would have accepted, in tokens
+    miss: Miss | None  # why not more; None: all but the last token was there
+    num_preemptions: int  # 0: it starts for the first time
+    was_swapped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One decision: what to move, then what to compute. The engine carries it out, the simulator prices it."""
 
@@ -86,6 +110,8 @@ class Step:
     chunks: tuple[Chunk, ...]
     moves: tuple[Move, ...]
     preempted: tuple[RequestId, ...]
+    swapped: tuple[RequestId, ...]  # of the preempted ones, those whose blocks went to the host pool
+    admitted: tuple[Admission, ...]
     refused: tuple[tuple[RequestId, str], ...]  # arrivals that can never be served, and why
 
     @property

@@ -11,11 +11,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvfolio.cache.ledger import Ledger, Usage
+from kvfolio.cache.holding import Usage
+from kvfolio.cache.ledger import Ledger, LedgerOptions
 from kvfolio.errors import OptionError
 from kvfolio.planner.compute import weight_bytes_read, weight_flops
+from kvfolio.sched.options import Counters, SchedulerOptions
 from kvfolio.sched.request import Arrive, Event, Leave, Request, RequestId, Step
-from kvfolio.sched.scheduler import Counters, Scheduler, SchedulerOptions
+from kvfolio.sched.scheduler import Scheduler
 from kvfolio.spec.formats import CacheFormat
 from kvfolio.spec.layers import PagedLayer
 from kvfolio.spec.layout import CacheLayout
@@ -93,6 +95,7 @@ def replay(
     requests: Sequence[TimedRequest],
     step_time: Callable[[Step], float],
     on_step: Callable[[Step], None] | None = None,
+    caching: LedgerOptions | None = None,
 ) -> Replay:
     """Serve ``requests`` until none is left; ``step_time`` says how many seconds a step takes.
 
@@ -101,7 +104,7 @@ def replay(
     without chunks too; nothing of a step is kept. A request that can never be served is refused at its arrival.
     Raises OptionError for ids given twice, requests without tokens and times that are not finite, 0 or more.
     """
-    scheduler = Scheduler(Ledger(layout), options)
+    scheduler = Scheduler(Ledger(layout, caching), options)
     progress = _checked(requests)
     arrivals = deque(sorted(progress.values(), key=lambda one: one.timed.arrival_s))
     events: list[Event] = []
@@ -111,7 +114,7 @@ def replay(
             now = max(now, arrivals[0].timed.arrival_s)
         while arrivals and arrivals[0].timed.arrival_s <= now:
             events.append(Arrive(arrivals.popleft().timed.request))
-        step = scheduler.step(events)
+        step = scheduler.step(events, now)
         events = []
         if on_step is not None:
             on_step(step)

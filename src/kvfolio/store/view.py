@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from kvfolio.cache.ledger import BlockTable
+from kvfolio.cache.holding import BlockTable
 from kvfolio.kernels.shapes import ChunkBlocks, LayerGeometry, LayerMemory
 from kvfolio.spec.layout import CacheLayout
 from kvfolio.store.pools import CacheStore

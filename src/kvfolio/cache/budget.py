@@ -1,0 +1,153 @@
+"""The blocks of all layer groups under one byte budget: taken, shared, given back, found again, evicted.
+
+Knows nothing of sequences: it is told which blocks and which cards.
+"""
+
+import itertools
+import logging
+from collections.abc import Sequence
+
+from kvfolio.cache.blocks import BlockId, BlockPool
+from kvfolio.cache.costs import MachineCosts
+from kvfolio.cache.eviction import EvictionQueue, Facts, find_policy
+from kvfolio.cache.index import Card, PrefixIndex
+from kvfolio.cache.moves import Move, Poison, ReturnMemory
+from kvfolio.errors import InvariantError
+from kvfolio.spec.layout import CacheLayout
+
+logger = logging.getLogger("kvfolio")
+
+REMEMBERED = 4  # evicted digests that are remembered, for each block there is
+
+
+class BlockBudget:
+    """Pools, index cards and the bytes they may take together."""
+
+    def __init__(self, layout: CacheLayout, eviction: str, costs: MachineCosts | None, debug: bool) -> None:
+        self.layout = layout
+        num_blocks = sum(group.num_blocks for group in layout.groups)
+        policy, clock = find_policy(eviction, num_blocks), itertools.count().__next__  # shared: ranks compare
+        self.pools = [BlockPool(group.num_blocks, EvictionQueue(policy, clock)) for group in layout.groups]
+        self.index = PrefixIndex(len(layout.groups), REMEMBERED * num_blocks)
+        self.now_s = 0.0
+        self.held_bytes = 0
+        self.touched_bytes = 0  # held, cached and warm blocks: memory the pools occupy
+        self.num_evicted = 0
+        self.num_quarantined = 0
+        self._is_debug = debug
+        self._costs = costs
+        self._unknown = [Facts(0, False, 1.0, group.block_bytes) for group in layout.groups]
+        self._ranks = eviction != "lru"  # LRU never looks at a block's facts
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes of the budget that nobody holds."""
+        return self.layout.budget_bytes - self.held_bytes
+
+    def take(self, group: int, count: int, moves: list[Move]) -> list[BlockId]:
+        """Hold ``count`` more blocks of a group. The caller has seen to it that so many, and their bytes, are free."""
+        pool, taken = self.pools[group], []
+        for _ in range(count):
+            if pool.num_warm == 0:
+                self._make_room(group, moves)
+            taken.append(pool.take())
+        self.held_bytes += count * self.layout.groups[group].block_bytes
+        if self._is_debug:
+            moves += [Poison(group, block) for block in taken]
+        return taken
+
+    def share(self, group: int, blocks: Sequence[BlockId]) -> None:
+        """One more holder of each block."""
+        num_new = sum(map(self.pools[group].share, blocks))
+        self.held_bytes += num_new * self.layout.groups[group].block_bytes
+
+    def give(self, group: int, blocks: Sequence[BlockId], owner: object) -> None:
+        """One holder less of each block, which are cached in this order, or free."""
+        pool, facts, num_left = self.pools[group], self._unknown[group], 0
+        for block in blocks:
+            if self._ranks:
+                facts = self._facts_of(group, block)
+            try:
+                num_left += pool.give(block, facts)
+            except InvariantError as error:
+                self._damage(group, block, f"{error}; the owner was {owner}", error)
+        self.held_bytes -= num_left * self.layout.groups[group].block_bytes
+
+    def file(self, card: Card, group: int, block: BlockId) -> BlockId:
+        """A written block gets its card. Where the card has a block already, that one is held instead: returned."""
+        known = card.blocks[group]
+        if known is None:
+            card.blocks[group] = block
+            self.pools[group].cards[block] = card
+        elif known != block:
+            self.share(group, [BlockId(known)])
+            self.give(group, [block], "a block that is there already")
+            return BlockId(known)
+        return block
+
+    def reprioritise(self, card: Card) -> None:
+        """The card's priority has changed."""
+        for pool, block in zip(self.pools, card.blocks, strict=True):
+            if block is not None and block in pool.queue:
+                pool.queue.reprioritise(block, card.priority)
+
+    def _make_room(self, group: int, moves: list[Move]) -> None:
+        """See to it that the pool of ``group``, which has no warm block, can give one within the budget."""
+        pool, size = self.pools[group], self.layout.groups[group].block_bytes
+        if pool.num_cold == 0:
+            self._evict(group)
+            return
+        while self.touched_bytes + size > self.layout.budget_bytes:
+            warm = next((other for other, one in enumerate(self.pools) if one.num_warm), None)
+            if warm is None:
+                self._evict(self._first_to_evict())
+                if pool.num_warm:
+                    return
+                continue
+            moves.append(ReturnMemory(warm, self.pools[warm].cool()))
+            self.touched_bytes -= self.layout.groups[warm].block_bytes
+        self.touched_bytes += size
+
+    def _first_to_evict(self) -> int:
+        """The group whose first cached block goes before those of the others."""
+        firsts = [(first, group) for group, pool in enumerate(self.pools) if (first := pool.queue.first()) is not None]
+        if not firsts:
+            raise InvariantError(f"nothing to evict: {self.held_bytes} of {self.layout.budget_bytes} bytes are held")
+        return min(firsts)[1]
+
+    def _evict(self, group: int) -> None:
+        self.pools[group].evict(lambda card: self.index.forget_block(card, group, self.now_s))
+        self.num_evicted += 1
+
+    def _facts_of(self, group: int, block: BlockId) -> Facts:
+        card = self.pools[group].cards[block]
+        if card is None:
+            return self._unknown[group]
+        tokens = self.layout.block_tokens
+        cost = 1.0 if self._costs is None else self._costs.compute_s(card.block * tokens, (card.block + 1) * tokens)
+        return Facts(card.uses, card.was_evicted, cost, self.layout.groups[group].block_bytes)
+
+    # ---- damage -----------------------------------------------------------------------------------------------------
+
+    def _damage(self, group: int, block: BlockId, what: str, error: InvariantError) -> None:
+        """A broken invariant: raised when debugging, else its block is put out of use and the rest goes on."""
+        if self._is_debug:
+            raise error
+        self.quarantine(group, block, what)
+
+    def quarantine(self, group: int, block: BlockId, what: str) -> None:
+        """Put a block out of use for good, and say so; nobody finds it any more."""
+        pool = self.pools[group]
+        if not 0 <= block < pool.num_blocks or pool.is_quarantined(block):
+            return
+        logger.error("block %d of group %d is put out of use, please report this: %s", block, group, what)
+        pool.quarantine(block)
+        pool.drop_card(block, lambda card: self.index.forget_block(card, group, self.now_s))
+        self.num_quarantined += 1
+        self.recount()
+
+    def recount(self) -> None:
+        """Count the bytes anew from the pools. A quarantined block takes its bytes for good."""
+        pairs = list(zip(self.pools, self.layout.groups, strict=True))
+        self.held_bytes = sum((pool.num_held + pool.num_quarantined) * group.block_bytes for pool, group in pairs)
+        self.touched_bytes = sum(pool.num_touched * group.block_bytes for pool, group in pairs)
