@@ -30,14 +30,15 @@ def write(ledger: Ledger, sequence: SequenceId, num_new: int) -> Grant:
 def admitted(layout: CacheLayout, *sequences: SequenceId) -> Ledger:
     ledger = Ledger(layout)
     for sequence in sequences:
-        assert ledger.admit(sequence)
+        assert ledger.admit(sequence) == ()
     return ledger
 
 
 def everything(ledger: Ledger) -> object:
     """All that a ledger knows, to be compared."""
-    pools = [(bytes(pool._state), list(pool._warm), list(pool._returned), pool._fresh) for pool in ledger._pools]
-    held = (ledger._held_bytes, ledger._touched_bytes)
+    budget = ledger._budget
+    pools = [(bytes(pool._state), list(pool._warm), list(pool._returned), pool._fresh) for pool in budget.pools]
+    held = (budget.held_bytes, budget.touched_bytes)
     return pools, list(ledger._slots._free), copy.deepcopy(ledger._holdings), held, ledger.usage()
 
 
@@ -51,7 +52,7 @@ def test_a_sequence_takes_a_block_for_every_four_tokens_and_leaves_the_rest_open
     assert write(ledger, A, 1).tables[0].sealed == (0, 1)
     # The 12th token fills the third block.
     assert write(ledger, A, 1).tables[0].sealed == (0, 1, 2)
-    assert (ledger.num_tokens(A), ledger.tokens_written(), ledger.bytes_held(A)) == (12, 12, 3 * 4 * 8)
+    assert (ledger.num_tokens(A), ledger.tokens_written(), ledger.blocks_held(A)) == (12, 12, [3])
 
 
 def test_two_sequences_share_nothing() -> None:
@@ -67,7 +68,7 @@ def test_a_released_sequence_leaves_its_blocks_warm_its_oldest_on_top() -> None:
     write(ledger, B, 4)  # 3
     ledger.release(A)  # given back 2, 1, 0: the stack ends in 0
     ledger.check()
-    assert ledger.admit(C)
+    assert ledger.admit(C) == ()
     assert write(ledger, C, 16).tables == (BlockTable(0, (BlockId(0), BlockId(1), BlockId(2), BlockId(4)), 0),)
 
 
@@ -76,7 +77,7 @@ def test_a_preempted_sequence_may_be_released_between_grant_and_commit() -> None
     ledger.extend(A, 9)
     ledger.release(A)
     ledger.check()
-    assert ledger.usage() == Usage(0, 0, 0, 320, (0,), 0)
+    assert ledger.usage() == Usage(0, 0, 0, 320, (0,), 0, (0,), 0, 0, 0)
 
 
 def test_usage_counts_open_and_sealed_blocks_and_the_room_that_stays_empty() -> None:
@@ -91,6 +92,10 @@ def test_usage_counts_open_and_sealed_blocks_and_the_room_that_stays_empty() -> 
         free_bytes=960 - 96,
         sealed_by_group=(1, 1),
         num_open_used=2,
+        cached_by_group=(0, 0),  # private sequences leave nothing behind
+        num_evicted=0,
+        num_quarantined=0,
+        host_bytes=0,
     )
 
 
@@ -101,7 +106,7 @@ def test_a_window_gives_back_the_blocks_that_no_later_query_reads() -> None:
     ledger = admitted(layout_of((6, 1)), A)
     # 10 tokens: the next query, at 10, reads the tokens 5 … 10. Block 0 holds 0 … 3: passed at commit.
     assert write(ledger, A, 10).tables == (BlockTable(0, (BlockId(0), BlockId(1)), 0),)
-    assert ledger.bytes_held(A) == 32
+    assert ledger.blocks_held(A) == [1]
     # The 12th token fills block 2 of the sequence: it is the passed block 0, still warm. Query 12 reads 7 … 12.
     assert write(ledger, A, 2).tables == (BlockTable(1, (BlockId(1), BlockId(0)), 0),)
     # Query 15 reads 10 …: block 1 (tokens 4 … 7) is passed. Block 3 of the sequence takes its place.
@@ -114,7 +119,7 @@ def test_a_window_within_the_own_block_leaves_no_sealed_block_held() -> None:
     for num_tokens in range(1, 40):
         write(ledger, A, 1)
         # Query n reads only itself, and its block is open; the block that filled last is passed at its own commit.
-        assert ledger.bytes_held(A) == 0, num_tokens
+        assert ledger.blocks_held(A) == [0], num_tokens
     assert ledger.usage().free_bytes == 3 * 32
 
 
@@ -125,7 +130,7 @@ def test_a_long_prompt_in_one_chunk_holds_its_passed_blocks_until_it_is_written(
     assert grant.tables[0].sealed == tuple(range(10))
     assert ledger.largest_extension(A, 9) == 3
     ledger.commit(A)  # query 40 reads 37 …: block 9 stays
-    assert (ledger.bytes_held(A), ledger.largest_extension(A, 99)) == (32, 39)
+    assert (ledger.blocks_held(A), ledger.largest_extension(A, 99)) == ([1], 39)
     assert write(ledger, A, 1).tables == (BlockTable(9, (BlockId(9),), 0),)
 
 
@@ -145,7 +150,7 @@ def test_a_group_that_needs_memory_takes_that_of_another_groups_free_blocks() ->
         (BlockTable(0, tuple(map(BlockId, range(5))), 0), BlockTable(4, (BlockId(1),), 0)),
         (ReturnMemory(group=1, block=BlockId(0)),),
     )
-    assert ledger._touched_bytes == 5 * 32 + 96
+    assert ledger._budget.touched_bytes == 5 * 32 + 96
 
 
 def test_memory_is_returned_only_as_far_as_needed() -> None:
@@ -153,11 +158,11 @@ def test_memory_is_returned_only_as_far_as_needed() -> None:
     ledger = admitted(layout_of((None, 4), (4, 1), budget_bytes=1000), A, B)
     write(ledger, A, 16)  # 4 * 128 + 4 * 32 = 640 bytes; three of the window's blocks are warm: 96
     write(ledger, B, 4)  # full 4 (768), window's warm block
-    assert ledger._touched_bytes == 768
+    assert ledger._budget.touched_bytes == 768
     # One more is 896; the second would be 1024: 24 too many, so one block of 32 goes.
     moves = write(ledger, B, 4).moves + write(ledger, B, 4).moves
     assert len(moves) == 1
-    assert ledger._touched_bytes == 992
+    assert ledger._budget.touched_bytes == 992
 
 
 def test_a_grant_that_does_not_fit_is_none_and_changes_nothing() -> None:
@@ -193,11 +198,11 @@ def test_a_pool_without_a_free_block_refuses_though_bytes_are_free() -> None:
 def test_a_sequence_that_finds_no_open_block_is_not_admitted_and_nothing_changes() -> None:
     ledger = admitted(layout_of((None, 1), num_open=2), A, B)
     before = everything(ledger)
-    assert not ledger.admit(C)
+    assert ledger.admit(C) is None
     assert everything(ledger) == before
     ledger.release(A)
     assert ledger.num_open_free == 1
-    assert ledger.admit(C)
+    assert ledger.admit(C) == ()
 
 
 def test_a_sequence_admitted_twice_is_refused_and_nothing_changes() -> None:
@@ -221,7 +226,7 @@ def test_a_sequence_released_twice_is_refused_and_nothing_changes() -> None:
 
 
 @pytest.mark.parametrize(
-    "use", [lambda ledger: ledger.extend(C, 1), lambda ledger: ledger.commit(C), lambda ledger: ledger.bytes_held(C)]
+    "use", [lambda ledger: ledger.extend(C, 1), lambda ledger: ledger.commit(C), lambda ledger: ledger.blocks_held(C)]
 )
 def test_a_sequence_that_was_never_admitted_is_refused(use: Callable[[Ledger], object]) -> None:
     ledger = admitted(layout_of((None, 1)), A)
@@ -235,11 +240,11 @@ def test_a_sequence_that_was_never_admitted_is_refused(use: Callable[[Ledger], o
 
 
 def misbook_held_bytes(ledger: Ledger) -> None:
-    ledger._held_bytes += 32
+    ledger._budget.held_bytes += 32
 
 
 def misbook_touched_bytes(ledger: Ledger) -> None:
-    ledger._touched_bytes -= 32
+    ledger._budget.touched_bytes -= 32
 
 
 def touch_more_than_the_budget(ledger: Ledger) -> None:
@@ -263,7 +268,7 @@ def hold_a_free_block(ledger: Ledger) -> None:
 
 
 def free_a_held_block(ledger: Ledger) -> None:
-    ledger._pools[0].give(ledger._holdings[A].sealed[0][0])
+    ledger._budget.pools[0].give(ledger._holdings[A].sealed[0][0])
 
 
 def forget_a_sequence(ledger: Ledger) -> None:

@@ -1,4 +1,4 @@
-"""The ledger against a brute-force model of sets, in random walks: conservation after every operation.
+"""The ledger of private sequences against a brute-force model of sets: conservation after every operation.
 
 The model knows nothing of warm and cold lists: it marks bytes and forgets what no later query reads, token by token.
 """
@@ -12,6 +12,7 @@ from small import layout_of, layouts
 
 from kvfolio.cache.holding import Grant, SequenceId
 from kvfolio.cache.ledger import Ledger
+from kvfolio.cache.moves import ReturnMemory
 from kvfolio.spec.layout import CacheLayout
 
 
@@ -47,6 +48,7 @@ class Model:
         """Check a grant against what was free before, and book it."""
         rows, before = self.rows_for(sequence, num_new), self.tokens[sequence] // self.layout.block_tokens
         for move in grant.moves:  # carried out before anything is written
+            assert isinstance(move, ReturnMemory)
             assert move.block in self.touched[move.group]
             assert move.block not in self.ids_held(move.group)
             self.touched[move.group].remove(move.block)
@@ -84,13 +86,12 @@ class Model:
         assert usage.free_bytes == ledger.free_bytes == self.layout.budget_bytes - self.bytes_held() >= 0
         assert usage.num_open_used == len(self.slots) == len(set(self.slots.values()))
         assert ledger.num_open_free == self.layout.num_open_blocks - len(self.slots)
-        assert ledger._touched_bytes == self.bytes_touched()
+        assert ledger._budget.touched_bytes == self.bytes_touched()
         tokens = self.layout.block_tokens
         empty = sum(tokens - count % tokens for count in self.tokens.values())
         assert usage.wasted_bytes == empty * self.layout.bytes_per_token  # sealed blocks are as exact as open ones here
         for sequence, groups in self.held.items():
-            sizes = [group.block_bytes for group in self.layout.groups]
-            assert ledger.bytes_held(sequence) == sum(len(h) * size for h, size in zip(groups, sizes, strict=True))
+            assert ledger.blocks_held(sequence) == [len(held) for held in groups]
             assert ledger.num_tokens(sequence) == self.tokens[sequence]
 
 
@@ -105,7 +106,7 @@ class Walk:
     def admit(self) -> None:
         sequence = SequenceId(self.next_id)
         self.next_id += 1
-        if self.ledger.admit(sequence):
+        if self.ledger.admit(sequence) is not None:
             assert len(self.model.slots) < self.model.layout.num_open_blocks
             self.model.tokens[sequence] = 0
             self.model.held[sequence] = [{} for _ in self.model.layout.groups]
@@ -195,7 +196,7 @@ def test_a_hundred_thousand_operations_lose_no_block_and_hand_none_out_twice() -
     for operation in range(100_000):
         choice = draw.random()
         if choice < 0.15:
-            if ledger.admit(SequenceId(operation)):
+            if ledger.admit(SequenceId(operation)) is not None:
                 alive.append(SequenceId(operation))
                 counts["admit"] += 1
         elif alive and choice < 0.9:

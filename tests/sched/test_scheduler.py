@@ -1,38 +1,16 @@
 """The scheduler, step by step: continuous batching, chunked prefill, who gives way, who is refused and why."""
 
 import pytest
+from scheduled import arrive, expect_answers_of, parts, run, scheduler_of
 from small import layout_of, request_of
 
-from kvfolio.cache.ledger import Ledger
+from kvfolio.cache.holding import SequenceId
+from kvfolio.cache.lookup import NEVER_SEEN
+from kvfolio.cache.prefix import TokenChain
 from kvfolio.errors import InvariantError, OptionError
 from kvfolio.sched.options import Counters, SchedulerOptions
-from kvfolio.sched.request import Arrive, Event, Finished, Leave, Request, RequestId, RequestState, Step
+from kvfolio.sched.request import Arrive, Finished, Leave, Request, RequestId, RequestState, Step
 from kvfolio.sched.scheduler import Scheduler
-from kvfolio.spec.layout import CacheLayout
-
-
-def scheduler_of(layout: CacheLayout | None = None, max_step_tokens: int = 8, max_context: int = 64) -> Scheduler:
-    return Scheduler(Ledger(layout or layout_of((None, 1))), SchedulerOptions(max_context, max_step_tokens))
-
-
-def run(scheduler: Scheduler, *events: Event) -> tuple[Step, tuple[Finished, ...]]:
-    """One step and its commit; every request generates 500 and up, by how many tokens it has."""
-    step = scheduler.step(events)
-    scheduler.ledger.check()
-    tokens = {chunk.request_id: 500 + chunk.start + len(chunk.token_ids) for chunk in step.chunks if chunk.samples}
-    finished = scheduler.commit(step, tokens)
-    scheduler.ledger.check()
-    return step, finished
-
-
-def arrive(*requests: tuple[int, int, int]) -> list[Event]:
-    """(id, prompt tokens, max_tokens) each"""
-    return [Arrive(request_of(*request)) for request in requests]
-
-
-def parts(step: Step) -> list[tuple[int, int, int, bool]]:
-    """(request, start, num_tokens, samples) of each chunk"""
-    return [(chunk.request_id, chunk.start, len(chunk.token_ids), chunk.samples) for chunk in step.chunks]
 
 
 # ---- continuous batching, chunked prefill ---------------------------------------------------------------------------
@@ -49,7 +27,9 @@ def test_a_request_runs_from_prompt_to_length() -> None:
     assert (step.chunks[0].token_ids, finished) == ((506,), (Finished(RequestId(3), "length"),))
     assert scheduler.is_idle
     assert scheduler.ledger.free_bytes == scheduler.ledger.layout.budget_bytes
-    assert scheduler.counters == Counters(num_steps=3, num_tokens_computed=7, num_finished=1)
+    assert scheduler.counters == Counters(
+        num_steps=3, num_tokens_computed=7, num_finished=1, num_prompt_tokens=5, misses={NEVER_SEEN: 1}
+    )
 
 
 def test_a_stop_token_ends_a_request_before_its_length() -> None:
@@ -122,98 +102,21 @@ def test_no_more_run_at_once_than_there_are_open_blocks() -> None:
 
 
 def test_a_newcomer_does_not_slip_past_one_that_waits_for_a_block() -> None:
-    # 3 blocks, all held after step 2; from step 5 on request 1 waits for one. Request 2 would need none to start.
+    # 3 blocks, all held after step 3; in step 6 request 1 waits for one. Request 2 would need none to start.
     scheduler = scheduler_of(layout_of((None, 1), rows=3), max_step_tokens=16)
-    run(scheduler, *arrive((0, 7, 9), (1, 4, 5)))
-    for _ in range(3):
-        run(scheduler)
+    expect_answers_of(scheduler, 1)
+    run(scheduler, *arrive((0, 6, 6), (1, 3, 6)))
+    for _ in range(4):
+        assert [chunk.request_id for chunk in run(scheduler)[0].chunks] == [0, 1]
     step, _ = run(scheduler, *arrive((2, 1, 1)))
-    assert parts(step) == [(0, 10, 1, True)]
-    assert (scheduler.num_running, scheduler.num_waiting) == (2, 1)
+    assert (parts(step), step.preempted) == ([(0, 10, 1, True)], ())
+    assert (scheduler.num_running, scheduler.num_waiting) == (1, 1)  # request 0 has ended
 
 
 def test_an_empty_step_means_there_is_nothing_to_do() -> None:
     scheduler = scheduler_of()
-    assert scheduler.step([]) == Step(0, (), (), (), ())
+    assert scheduler.step([]) == Step(0, (), (), (), (), (), ())
     assert (scheduler.is_idle, scheduler.counters) == (True, Counters())
-
-
-# ---- preemption -----------------------------------------------------------------------------------------------------
-
-
-def test_the_newest_gives_way_keeps_its_tokens_and_comes_back_first() -> None:
-    # 4 blocks. Each prompt takes one; the 8th token of each, in step 5, fills its second: none is free.
-    scheduler = scheduler_of(layout_of((None, 1), rows=4))
-    run(scheduler, *arrive((0, 4, 9), (1, 4, 9)))
-    for _ in range(7):
-        run(scheduler)
-    assert scheduler.ledger.free_bytes == 0
-    # In step 9 request 0 needs a third block for its 12th token.
-    step, finished = run(scheduler, *arrive((2, 1, 1)))
-    assert (parts(step), step.preempted) == ([(0, 11, 1, True)], (1,))
-    assert finished == (Finished(RequestId(0), "length"),)
-    assert (scheduler.num_running, scheduler.num_waiting) == (0, 2)
-    # Request 1 has its prompt and 8 generated tokens to compute again, before anyone who came later.
-    step, _ = run(scheduler)
-    assert parts(step) == [(1, 0, 8, False)]
-    assert step.chunks[0].token_ids == (1000, 1001, 1002, 1003, 504, 505, 506, 507)
-    step, finished = run(scheduler)
-    assert parts(step) == [(1, 8, 4, True), (2, 0, 1, True)]
-    assert step.chunks[0].token_ids == (508, 509, 510, 511)
-    assert finished == (Finished(RequestId(1), "length"), Finished(RequestId(2), "length"))
-    assert scheduler.counters == Counters(
-        num_steps=11, num_tokens_computed=12 + 11 + 12 + 1, num_preemptions=1, num_finished=3
-    )
-
-
-def test_one_that_is_newest_itself_waits_instead_of_giving_way() -> None:
-    # 3 blocks: the 8th token of request 0, in step 2, fills its second; request 1 has the third and needs one more
-    # for its own 8th token, in step 5.
-    scheduler = scheduler_of(layout_of((None, 1), rows=3), max_step_tokens=16)
-    run(scheduler, *arrive((0, 7, 5), (1, 4, 5)))
-    for _ in range(3):
-        assert [chunk.request_id for chunk in run(scheduler)[0].chunks] == [0, 1]
-    step, finished = run(scheduler)
-    assert (parts(step), step.preempted) == ([(0, 10, 1, True)], ())
-    assert finished == (Finished(RequestId(0), "length"),)
-    assert parts(run(scheduler)[0]) == [(1, 7, 1, True)]  # it goes on where it stood
-    assert scheduler.counters.num_preemptions == 0
-
-
-def test_a_chunk_of_the_same_step_is_taken_back_when_an_older_one_cannot_move() -> None:
-    # One block and a window of 4. Request 0 computes 7 tokens of its prompt, then waits for its block to be passed;
-    # the 3 tokens of request 1 need no block, so it may start.
-    scheduler = scheduler_of(layout_of((4, 1), rows=1, num_open=2), max_step_tokens=40)
-    assert parts(run(scheduler, *arrive((0, 30, 1), (1, 3, 2)))[0]) == [(0, 0, 7, False), (1, 0, 3, True)]
-    # Decodes come first: request 1 gets the only block for its 4th token. Then request 0 cannot move and takes it.
-    step, _ = run(scheduler)
-    assert (parts(step), step.preempted) == ([(0, 7, 4, False)], (1,))
-    assert scheduler.counters.num_tokens_computed == 7 + 3 + 4
-
-
-def test_several_give_way_the_newest_first_until_the_older_one_can_move() -> None:
-    # 2 blocks: requests 0 and 1 hold one each, 2 and 3 have no full block yet. The 8th token of 0 needs another.
-    scheduler = scheduler_of(layout_of((None, 1), rows=2), max_step_tokens=40)
-    step, _ = run(scheduler, *arrive((0, 7, 4), (1, 4, 4), (2, 1, 4), (3, 1, 4)))
-    assert [chunk.request_id for chunk in step.chunks] == [0, 1, 2, 3]
-    step, _ = run(scheduler)
-    assert (parts(step), step.preempted) == ([(0, 7, 1, True)], (3, 2, 1))
-    # They queue as they came. Request 0 holds both blocks: 1 cannot start, and nobody overtakes it.
-    assert parts(run(scheduler)[0]) == [(0, 8, 1, True)]
-    assert parts(run(scheduler)[0]) == [(0, 9, 1, True)]
-    assert parts(run(scheduler)[0]) == [(1, 0, 5, True), (2, 0, 2, True), (3, 0, 2, True)]
-
-
-def test_nobody_is_admitted_in_a_step_that_preempts() -> None:
-    # Split pools: the full group's 4 blocks run out while the window's bytes would let request 1 in again at once.
-    scheduler = scheduler_of(layout_of((None, 1), (4, 1), budget_bytes=12 * 32, counts=(4, 8)))
-    run(scheduler, *arrive((0, 4, 9), (1, 4, 9)))
-    for _ in range(7):
-        run(scheduler)
-    step, _ = run(scheduler, *arrive((2, 1, 9)))
-    assert step.preempted == (1,)
-    assert [chunk.request_id for chunk in step.chunks] == [0]
-    assert [chunk.request_id for chunk in run(scheduler)[0].chunks] == [1]
 
 
 # ---- what can never be served ---------------------------------------------------------------------------------------
@@ -376,11 +279,15 @@ def test_events_can_be_booked_without_a_step() -> None:
 def test_known_tokens_are_the_prompt_and_then_what_was_generated(
     start: int, stop: int, expected: tuple[int, ...]
 ) -> None:
-    assert RequestState(request_of(0, 3, 9), [7, 8, 9]).token_ids(start, stop) == expected
+    state = RequestState(request_of(0, 3, 9), 0, TokenChain((0, 1, 2), None, 4))
+    for token in (7, 8, 9):
+        state.chain.append(token)
+    assert tuple(state.chain.token_ids[start:stop]) == expected
+    assert (state.num_known, state.num_generated, state.max_left) == (6, 3, 6)
 
 
 def test_a_scheduler_that_could_run_nothing_would_say_so_with_the_numbers() -> None:
     scheduler = scheduler_of(layout_of((None, 1), num_open=1))
-    scheduler.ledger.admit(RequestState(request_of(9, 1, 1)).sequence)  # behind the scheduler's back
+    scheduler.ledger.admit(SequenceId(9))  # behind the scheduler's back
     with pytest.raises(InvariantError, match="0 running, 1 waiting, 320 bytes free, 0 open slots free"):
         scheduler.step(arrive((0, 1, 1)))

@@ -95,7 +95,7 @@ def test_one_that_leaves_gives_its_blocks_back_in_the_next_step() -> None:
     result = replay(layout, OPTIONS, requests, one_second, steps.append)
     assert [outcome.finish_s for outcome in result.outcomes] == [1.0, 2.0]
     assert [[chunk.request_id for chunk in step.chunks] for step in steps] == [[0], [1]]
-    assert [chunk.tables[0].sealed for step in steps for chunk in step.chunks] == [(0,), (0, 1)]
+    assert [chunk.tables[0].sealed for step in steps for chunk in step.chunks] == [(0,), (1, 0)]  # 0 was cached
 
 
 def test_a_request_bigger_than_the_pool_is_refused_with_the_numbers_and_the_next_one_runs() -> None:
@@ -117,9 +117,11 @@ def test_refused_requests_are_counted_and_never_wait() -> None:
 
 
 def test_preemptions_are_told_apart_by_request_and_tokens_counted_once() -> None:
-    # 3 blocks of 4. Request 1 takes the third with its 8th token, in step 3; request 0 needs it for its own in step 5.
-    result = run(timed(0, 4, 8), timed(1, 6, 8), layout=layout_of((None, 1), rows=3, num_open=2))
-    first, second = result.outcomes
+    # 3 blocks of 4. An answer of one token makes the scheduler expect such ones: both fit. Request 1 takes the third
+    # block with its 8th token, in its step 3; request 0 needs it for its own in step 5.
+    requests = [timed(9, 1, 1), timed(0, 3, 8, 1.0), timed(1, 6, 8, 1.0)]
+    result = run(*requests, layout=layout_of((None, 1), rows=3, num_open=2))
+    _, first, second = result.outcomes
     assert (first.num_preemptions, second.num_preemptions) == (0, 1)
     assert (first.num_tokens, second.num_tokens) == (8, 8)
     assert result.counters.num_preemptions == 1
@@ -197,7 +199,7 @@ def step_of(*chunks: tuple[int, int]) -> Step:
     """A step of (start, num_tokens) chunks."""
     tables = (BlockTable(0, (), 0),)
     parts = [Chunk(RequestId(i), start, (0,) * num, True, tables) for i, (start, num) in enumerate(chunks)]
-    return Step(1, tuple(parts), (), (), ())
+    return Step(1, tuple(parts), (), (), (), (), ())
 
 
 @settings(max_examples=100, deadline=None)

@@ -166,7 +166,7 @@ def test_groups_that_share_a_budget_never_occupy_more_than_it(layers: tuple[Page
     alive: list[SequenceId] = []
     num_moves, highest = 0, 0
     for turn in range(400):
-        if draw.random() < 0.3 and ledger.admit(SequenceId(turn)):
+        if draw.random() < 0.3 and ledger.admit(SequenceId(turn)) is not None:
             alive.append(SequenceId(turn))
         if not alive:
             continue
@@ -187,7 +187,7 @@ def test_groups_that_share_a_budget_never_occupy_more_than_it(layers: tuple[Page
         if turn % 10 == 0:
             highest = max(highest, resident_bytes(store))
             assert highest <= layout.budget_bytes
-            assert resident_bytes(store) <= ledger._touched_bytes
+            assert resident_bytes(store) <= ledger._budget.touched_bytes
     assert num_moves > 100
     assert highest > 0.9 * layout.budget_bytes
 

@@ -3,7 +3,7 @@
 Knows nothing of sequences, tokens or bytes: it hands out integers and takes them back.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NewType
 
 from kvfolio.cache.eviction import EvictionQueue, Facts
@@ -11,6 +11,8 @@ from kvfolio.cache.index import Card
 from kvfolio.errors import InvariantError
 
 BlockId = NewType("BlockId", int)
+
+NO_FACTS = Facts(0, False, 1.0, 1)  # for policies that ask for none
 
 _COLD, _WARM, _CACHED, _HELD, _QUARANTINED = range(5)
 _MARKS = ("cold", "warm", "cached", "held", "quarantined")
@@ -35,7 +37,6 @@ class BlockPool:
         self.queue = queue  # of the cached blocks
         self.cards: list[Card | None] = [None] * num_blocks
         self.refs = [0] * num_blocks  # sequences that hold it
-        self.generation = [0] * num_blocks  # how often it was taken: tells two lives of a block apart
         self._state = bytearray(num_blocks)
         self._warm: list[BlockId] = []
         self._returned: list[BlockId] = []  # cold again
@@ -63,55 +64,72 @@ class BlockPool:
         """Blocks that occupy memory."""
         return self.num_blocks - self.num_cold
 
-    def take(self) -> BlockId:
-        """Hold one block that is warm, or else cold. The caller has seen to it that there is one."""
-        if self._warm:
-            block = self._warm.pop()
-        elif self._returned:
-            block = self._returned.pop()
-        elif self._fresh < self.num_blocks:
-            block = BlockId(self._fresh)
-            self._fresh += 1
-        else:
-            raise InvariantError(f"take() on a pool whose {self.num_blocks} blocks are all held or cached")
-        self._state[block] = _HELD
-        self.refs[block] = 1
-        self.generation[block] += 1
-        self.num_held += 1
-        return block
+    def take(self, count: int = 1) -> list[BlockId]:
+        """Hold blocks that are warm, else those that are cold. The caller has seen to it that there are so many."""
+        if count > self.num_warm + self.num_cold:
+            raise InvariantError(f"take() of {count} on a pool that has {self.num_warm} warm and {self.num_cold} cold")
+        taken: list[BlockId] = []
+        for spare in (self._warm, self._returned):  # the last given first
+            num_spare = min(count - len(taken), len(spare))
+            if num_spare:
+                taken += spare[: -num_spare - 1 : -1]
+                del spare[-num_spare:]
+        num_fresh = count - len(taken)
+        if num_fresh:
+            taken += map(BlockId, range(self._fresh, self._fresh + num_fresh))
+            self._fresh += num_fresh
+        refs, state = self.refs, self._state
+        for block in taken:
+            refs[block] = 1
+            state[block] = _HELD
+        self.num_held += count
+        return taken
 
-    def share(self, block: BlockId) -> bool:
-        """One more holder of a held or cached block. True when nobody had held it."""
-        if self.refs[block]:
-            self.refs[block] += 1
-            return False
-        if self._state[block] != _CACHED:
-            raise InvariantError(f"block {block} is shared but {_MARKS[self._state[block]]}")
-        self.queue.remove(block)
-        self._state[block] = _HELD
-        self.refs[block] = 1
-        self.num_held += 1
-        return True
+    def share(self, blocks: Sequence[BlockId]) -> int:
+        """One more holder of each block, held or cached. Returns how many of them nobody had held."""
+        refs, before = self.refs, self.num_held
+        for block in blocks:
+            if refs[block]:
+                refs[block] += 1
+                continue
+            if self._state[block] != _CACHED:
+                raise InvariantError(f"block {block} is shared but {_MARKS[self._state[block]]}")
+            self.queue.remove(block)
+            self._state[block] = _HELD
+            refs[block] = 1
+            self.num_held += 1
+        return self.num_held - before
 
-    def give(self, block: BlockId, facts: Facts) -> bool:
-        """One holder less; without any the block is cached if it has a card, else warm. True when nobody is left.
+    def give(
+        self,
+        blocks: Sequence[BlockId],
+        facts_of: Callable[[BlockId], Facts] | None = None,
+        on_damage: Callable[[BlockId], None] | None = None,
+    ) -> int:
+        """One holder less of each block; without any it is cached, in this order, if it has a card, else warm.
 
-        A block that is not held is refused and nothing changes.
+        Returns how many nobody holds now. A block that nobody held is refused, or told to ``on_damage`` and left out.
         """
-        if not 0 <= block < self.num_blocks or self._state[block] != _HELD:
-            raise InvariantError(f"block {block} is given back but nobody holds it (pool of {self.num_blocks})")
-        self.refs[block] -= 1
-        if self.refs[block]:
-            return False
-        self.num_held -= 1
-        card = self.cards[block]
-        if card is None:
-            self._state[block] = _WARM
-            self._warm.append(block)
-        else:
-            self._state[block] = _CACHED
-            self.queue.push(block, card.priority, facts)
-        return True
+        refs, state, cards, push, before = self.refs, self._state, self.cards, self.queue.push, self.num_held
+        for block in blocks:
+            if not 0 <= block < self.num_blocks or state[block] != _HELD:
+                if on_damage is None:
+                    raise InvariantError(f"block {block} is given back but nobody holds it (of {self.num_blocks})")
+                on_damage(block)
+                continue
+            if refs[block] > 1:
+                refs[block] -= 1
+                continue
+            refs[block] = 0
+            self.num_held -= 1
+            card = cards[block]
+            if card is None:
+                state[block] = _WARM
+                self._warm.append(block)
+            else:
+                state[block] = _CACHED
+                push(block, card.priority, NO_FACTS if facts_of is None else facts_of(block))
+        return before - self.num_held
 
     def evict(self, forget: Callable[[Card], None]) -> None:
         """Turn the first cached block warm; ``forget`` takes it off its card."""
@@ -188,6 +206,7 @@ class OpenSlots:
         self.num_slots = num_slots
         self._free = list(range(num_slots - 1, -1, -1))
         self._kept: dict[int, Callable[[], None]] = {}  # oldest first → what to call when it is reused
+        self._is_held = bytearray(num_slots)
 
     @property
     def num_free(self) -> int:
@@ -200,17 +219,20 @@ class OpenSlots:
     def take(self) -> int | None:
         """A free slot, or the one that was kept for longest, or None."""
         if self._free:
-            return self._free.pop()
-        if not self._kept:
+            slot = self._free.pop()
+        elif self._kept:
+            slot = next(iter(self._kept))
+            self._kept.pop(slot)()
+        else:
             return None
-        slot = next(iter(self._kept))
-        self._kept.pop(slot)()
+        self._is_held[slot] = True
         return slot
 
     def give(self, slot: int, on_reuse: Callable[[], None] | None = None) -> None:
         """Free a slot; with ``on_reuse`` it is kept as long as another is free. One that is free already is refused."""
-        if slot in self._free or slot in self._kept or not 0 <= slot < self.num_slots:
+        if not 0 <= slot < self.num_slots or not self._is_held[slot]:
             raise InvariantError(f"open slot {slot} is given back but nobody holds it (of {self.num_slots})")
+        self._is_held[slot] = False
         if on_reuse is None:
             self._free.append(slot)
         else:
@@ -218,9 +240,10 @@ class OpenSlots:
 
     def faults(self, held: list[int]) -> list[str]:
         """What contradicts itself, if exactly ``held`` should be held."""
-        if sorted([*held, *self._free, *self._kept]) == list(range(self.num_slots)):
+        marked = [slot for slot in range(self.num_slots) if self._is_held[slot]]
+        if sorted([*held, *self._free, *self._kept]) == list(range(self.num_slots)) and sorted(held) == marked:
             return []
         return [
-            f"open slots disagree: {sorted(held)} held, {sorted(self._free)} free, {sorted(self._kept)} kept "
-            f"of {self.num_slots}"
+            f"open slots disagree: {sorted(held)} held, {marked} marked, {sorted(self._free)} free, "
+            f"{sorted(self._kept)} kept of {self.num_slots}"
         ]

@@ -3,6 +3,7 @@
 Knows nothing of sequences: it is told which blocks and which cards.
 """
 
+import functools
 import itertools
 import logging
 from collections.abc import Sequence
@@ -46,44 +47,49 @@ class BlockBudget:
 
     def take(self, group: int, count: int, moves: list[Move]) -> list[BlockId]:
         """Hold ``count`` more blocks of a group. The caller has seen to it that so many, and their bytes, are free."""
-        pool, taken = self.pools[group], []
-        for _ in range(count):
-            if pool.num_warm == 0:
-                self._make_room(group, moves)
-            taken.append(pool.take())
-        self.held_bytes += count * self.layout.groups[group].block_bytes
+        pool, size = self.pools[group], self.layout.groups[group].block_bytes
+        num_cold = count - pool.num_warm  # of the blocks taken, if there is room for them
+        if num_cold <= 0 or (
+            num_cold <= pool.num_cold and self.touched_bytes + num_cold * size <= self.layout.budget_bytes
+        ):
+            self.touched_bytes += max(0, num_cold) * size
+            taken = pool.take(count)
+        else:
+            taken = []
+            for _ in range(count):
+                if pool.num_warm == 0:
+                    self._make_room(group, moves)
+                taken += pool.take()
+        self.held_bytes += count * size
         if self._is_debug:
             moves += [Poison(group, block) for block in taken]
         return taken
 
     def share(self, group: int, blocks: Sequence[BlockId]) -> None:
         """One more holder of each block."""
-        num_new = sum(map(self.pools[group].share, blocks))
-        self.held_bytes += num_new * self.layout.groups[group].block_bytes
+        self.held_bytes += self.pools[group].share(blocks) * self.layout.groups[group].block_bytes
 
     def give(self, group: int, blocks: Sequence[BlockId], owner: object) -> None:
         """One holder less of each block, which are cached in this order, or free."""
-        pool, facts, num_left = self.pools[group], self._unknown[group], 0
-        for block in blocks:
-            if self._ranks:
-                facts = self._facts_of(group, block)
-            try:
-                num_left += pool.give(block, facts)
-            except InvariantError as error:
-                self._damage(group, block, f"{error}; the owner was {owner}", error)
+        damaged: list[BlockId] = []
+        facts_of = functools.partial(self._facts_of, group) if self._ranks else None
+        num_left = self.pools[group].give(blocks, facts_of, None if self._is_debug else damaged.append)
         self.held_bytes -= num_left * self.layout.groups[group].block_bytes
+        for block in damaged:
+            self.quarantine(group, block, f"{owner} gave it back but nobody held it")
 
-    def file(self, card: Card, group: int, block: BlockId) -> BlockId:
-        """A written block gets its card. Where the card has a block already, that one is held instead: returned."""
-        known = card.blocks[group]
-        if known is None:
-            card.blocks[group] = block
-            self.pools[group].cards[block] = card
-        elif known != block:
-            self.share(group, [BlockId(known)])
-            self.give(group, [block], "a block that is there already")
-            return BlockId(known)
-        return block
+    def file(self, cards: Sequence[Card], group: int, blocks: list[BlockId]) -> None:
+        """Written blocks get their cards. Where a card has a block already, that one takes the place in ``blocks``."""
+        pool_cards = self.pools[group].cards
+        for place, (card, block) in enumerate(zip(cards, blocks, strict=True)):
+            known = card.blocks[group]
+            if known is None:
+                card.blocks[group] = block
+                pool_cards[block] = card
+            elif known != block:
+                blocks[place] = BlockId(known)
+                self.share(group, [BlockId(known)])
+                self.give(group, [block], "a block that is there already")
 
     def reprioritise(self, card: Card) -> None:
         """The card's priority has changed."""
@@ -128,12 +134,6 @@ class BlockBudget:
         return Facts(card.uses, card.was_evicted, cost, self.layout.groups[group].block_bytes)
 
     # ---- damage -----------------------------------------------------------------------------------------------------
-
-    def _damage(self, group: int, block: BlockId, what: str, error: InvariantError) -> None:
-        """A broken invariant: raised when debugging, else its block is put out of use and the rest goes on."""
-        if self._is_debug:
-            raise error
-        self.quarantine(group, block, what)
 
     def quarantine(self, group: int, block: BlockId, what: str) -> None:
         """Put a block out of use for good, and say so; nobody finds it any more."""

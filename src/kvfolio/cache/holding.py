@@ -66,6 +66,7 @@ class Holding:
     sealed: list[list[BlockId]] = field(default_factory=list)  # a group each
     parent: bytes | None = None  # of its open block, where it is listed in OpenTexts
     is_running: bool = True
+    _tables: tuple[BlockTable, ...] | None = None  # made when they are asked for
 
     @property
     def num_to_compute(self) -> int:
@@ -74,10 +75,16 @@ class Holding:
 
     def tables(self) -> tuple[BlockTable, ...]:
         """One a group."""
-        return tuple(
-            BlockTable(first, tuple(sealed), self.open_slot)
-            for first, sealed in zip(self.first_block, self.sealed, strict=True)
-        )
+        if self._tables is None:
+            self._tables = tuple(
+                BlockTable(first, tuple(sealed), self.open_slot)
+                for first, sealed in zip(self.first_block, self.sealed, strict=True)
+            )
+        return self._tables
+
+    def changed(self) -> None:
+        """Its blocks are others now."""
+        self._tables = None
 
 
 class OpenTexts:

@@ -7,12 +7,10 @@ import itertools
 from dataclasses import dataclass
 
 from kvfolio.cache.blocks import BlockId, BlockPool, OpenSlots
-from kvfolio.cache.eviction import EvictionQueue, Facts, find_policy
+from kvfolio.cache.eviction import EvictionQueue, find_policy
 from kvfolio.cache.prefix import TokenChain
 from kvfolio.cache.retention import KeepRange
 from kvfolio.spec.layout import CacheLayout
-
-_NO_FACTS = Facts(0, False, 1.0, 1)  # nothing is cached here
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +53,7 @@ class HostPool:
 
     def take(self, counts: list[int]) -> tuple[tuple[tuple[BlockId, ...], ...], int]:
         """Host blocks in each group, and a slot for the open block. The caller has asked ``fits``."""
-        blocks = tuple(
-            tuple(pool.take() for _ in range(count)) for pool, count in zip(self._pools, counts, strict=True)
-        )
+        blocks = tuple(tuple(pool.take(count)) for pool, count in zip(self._pools, counts, strict=True))
         slot = self._slots.take()
         assert slot is not None
         return blocks, slot
@@ -65,8 +61,7 @@ class HostPool:
     def give(self, swapped: Swapped) -> None:
         """The sequence is back on the device, or has ended."""
         for pool, blocks in zip(self._pools, swapped.blocks, strict=True):
-            for block in blocks:
-                pool.give(block, _NO_FACTS)
+            pool.give(blocks)
         self._slots.give(swapped.host_slot)
 
     def faults(self, swapped: list[Swapped]) -> list[str]:

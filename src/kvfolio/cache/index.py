@@ -3,6 +3,8 @@
 Knows nothing of who holds a block, of bytes or of eviction order.
 """
 
+from collections.abc import Sequence
+
 from kvfolio.cache.prefix import Scope
 
 DEFAULT_PRIORITY = 50  # of what nobody asked to keep longer or shorter
@@ -11,21 +13,28 @@ MAX_SIBLINGS = 32  # blocks behind one digest that a search for a common beginni
 MAX_SCOPES = 64  # scopes that are remembered to explain a miss
 
 
-class Card:
+class _NewCard:
+    """What most cards have in common for all their life: it costs nothing to write it on them."""
+
+    __slots__ = ()
+
+    priority = DEFAULT_PRIORITY
+    expires_s: float | None = None  # when the priority is the default again
+    uses = 0  # hits since it was written
+    was_evicted = False  # before it was ever hit, and came back before that was forgotten
+
+
+class Card(_NewCard):
     """One block's content: which tokens behind which parent, and the block that stores it in each layer group."""
 
-    __slots__ = ("block", "blocks", "digest", "expires_s", "parent", "priority", "tokens", "uses", "was_evicted")
+    __slots__ = ("__dict__", "block", "blocks", "digest", "parent", "tokens")
 
-    def __init__(self, digest: bytes, parent: bytes, tokens: bytes, block: int, num_groups: int) -> None:
+    def __init__(self, digest: bytes, parent: bytes, tokens: bytes, block: int, blocks: list[int | None]) -> None:
         self.digest = digest
         self.parent = parent
         self.tokens = tokens  # packed
         self.block = block  # its place in the sequence
-        self.blocks: list[int | None] = [None] * num_groups
-        self.priority = DEFAULT_PRIORITY
-        self.expires_s: float | None = None  # when the priority is the default again
-        self.uses = 0  # hits since it was written
-        self.was_evicted = False  # before it was ever hit, and came back before that was forgotten
+        self.blocks = blocks  # a group each
 
     @property
     def is_filed(self) -> bool:
@@ -37,7 +46,7 @@ class PrefixIndex:
     """All cards. A card leaves when no group has its block any more."""
 
     def __init__(self, num_groups: int, num_remembered: int) -> None:
-        self._num_groups = num_groups
+        self._nowhere: list[int | None] = [None] * num_groups
         self._num_remembered = num_remembered
         self.cards: dict[bytes, Card] = {}  # by digest
         self._child: dict[bytes, Card] = {}  # by parent: one card ...
@@ -48,17 +57,25 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self.cards)
 
-    def write(self, digest: bytes, parent: bytes, tokens: bytes, block: int) -> Card:
-        """The card of ``digest``, made if there is none."""
-        card = self.cards.get(digest)
-        if card is not None:
-            return card
-        card = self.cards[digest] = Card(digest, parent, tokens, block, self._num_groups)
-        if self._evicted:
-            card.was_evicted = self._evicted.pop(digest, (0.0, False))[1]
-        if self._child.setdefault(parent, card) is not card:
-            self._siblings.setdefault(parent, []).append(card)
-        return card
+    def write(self, digests: Sequence[bytes], parent: bytes, packed: bytes, first: int) -> list[Card]:
+        """The cards of consecutive blocks from block ``first`` on, made where there are none.
+
+        ``parent``: the digest in front of them; ``packed``: all their tokens.
+        """
+        cards, child, nowhere = self.cards, self._child, self._nowhere
+        size, written = len(packed) // len(digests), []
+        for place, digest in enumerate(digests):
+            card = cards.get(digest)
+            if card is None:
+                tokens = packed[place * size : (place + 1) * size]
+                card = cards[digest] = Card(digest, parent, tokens, first + place, nowhere.copy())
+                if child.setdefault(parent, card) is not card:
+                    self._siblings.setdefault(parent, []).append(card)
+                if digest in self._evicted and self._evicted.pop(digest)[1]:
+                    card.was_evicted = True
+            written.append(card)
+            parent = digest
+        return written
 
     def forget_block(self, card: Card, group: int, now_s: float) -> None:
         """The group's block was evicted; without any block the card goes, too."""

@@ -97,9 +97,11 @@ class Ledger:
     def largest_extension(self, sequence: SequenceId, limit: int) -> int:
         """How many more tokens, at most ``limit``, ``extend`` would grant now."""
         tokens = self.layout.block_tokens
+        in_open = self._holdings[sequence].num_tokens % tokens
+        if in_open + limit < tokens:
+            return limit  # no block fills
         rows = min(self.free_bytes // self.layout.row_bytes, *(pool.num_free for pool in self._budget.pools))
-        num_tokens = self._holdings[sequence].num_tokens
-        return min(limit, (num_tokens // tokens + rows + 1) * tokens - 1 - num_tokens)
+        return min(limit, (rows + 1) * tokens - 1 - in_open)
 
     def tokens_written(self) -> int:
         """Tokens written, over all sequences that hold blocks."""
@@ -158,7 +160,7 @@ class Ledger:
         for card in hit.cards:
             card.uses += 1
             if keep:
-                self._retention.ask(card, keep, card.block * tokens, (card.block + 1) * tokens, self._budget.now_s)
+                self._ask_to_keep(card, keep)
         if chain.scope is not None:
             self._budget.index.remember_scope(chain.scope)
             self._open_texts.add(holding)
@@ -178,6 +180,7 @@ class Ledger:
         if rows:
             for group, sealed in enumerate(holding.sealed):
                 sealed += self._budget.take(group, rows, moves)
+            holding.changed()
         holding.num_tokens += num_new
         return Grant(holding.tables(), tuple(moves))
 
@@ -191,6 +194,7 @@ class Ledger:
         if holding.chain.scope is not None and holding.num_written // self.layout.block_tokens > holding.num_filed:
             self._file(holding)
             self._open_texts.add(holding)
+            holding.changed()
         for index, group in enumerate(self.layout.groups):
             if group.group.kind.window is None:
                 continue
@@ -200,6 +204,7 @@ class Ledger:
                 self._budget.give(index, holding.sealed[index][:passed], sequence)
                 del holding.sealed[index][:passed]
                 holding.first_block[index] += passed
+                holding.changed()
 
     def release(self, sequence: SequenceId) -> None:
         """End a sequence: blocks that nobody else holds are cached if they can be found, else free.
@@ -251,21 +256,23 @@ class Ledger:
         """Make cards for the blocks of ``holding`` that were written since; equal blocks become one."""
         tokens, chain = self.layout.block_tokens, holding.chain
         first, last = holding.num_filed, holding.num_written // tokens
-        digests, packed, size = chain.digests(last), chain.packed(first * tokens, last * tokens), 4 * tokens
-        parent = chain.parent(first)
-        for block in range(first, last):
-            digest, at = digests[block], (block - first) * size
-            card = self._budget.index.write(digest, parent, packed[at : at + size], block)
-            for group, sealed in enumerate(holding.sealed):
-                place = block - holding.first_block[group]
-                if place >= 0:
-                    sealed[place] = self._budget.file(card, group, sealed[place])
-            if holding.keep:
-                self._retention.ask(card, holding.keep, block * tokens, (block + 1) * tokens, self._budget.now_s)
-            parent = digest
+        packed = chain.packed(first * tokens, last * tokens)
+        cards = self._budget.index.write(chain.digests(last)[first:last], chain.parent(first), packed, first)
+        for group, sealed in enumerate(holding.sealed):
+            place = max(first - holding.first_block[group], 0)  # of the first block held; the window passed others
+            blocks = sealed[place:]
+            self._budget.file(cards[len(cards) - len(blocks) :], group, blocks)
+            sealed[place:] = blocks
+        if holding.keep:
+            for card in cards:
+                self._ask_to_keep(card, holding.keep)
         holding.num_filed = last
 
     # ---- retention --------------------------------------------------------------------------------------------------
+
+    def _ask_to_keep(self, card: Card, keep: tuple[KeepRange, ...]) -> None:
+        tokens = self.layout.block_tokens
+        self._retention.ask(card, keep, card.block * tokens, (card.block + 1) * tokens, self._budget.now_s)
 
     def tick(self, now_s: float) -> None:
         """It is ``now_s``: what was to be kept until then is no longer."""

@@ -74,10 +74,10 @@ def find_hit(
     tokens = layout.block_tokens
     digests = chain.digests(limit // tokens) if limit >= tokens else []
     kinds = [group.group.kind for group in layout.groups]
-    found = _found(index, digests, limit // tokens, any(kind.window is None for kind in kinds))
+    found = _found(index, digests[: limit // tokens], any(kind.window is None for kind in kinds))
     alone = [_edge(kind, place, found, len(found), tokens) for place, kind in enumerate(kinds)]
-    edge, before = min(alone), -1
-    while edge != before:
+    edge, before = min(alone), max(alone)
+    while edge != before:  # what one group accepts may be more than another has
         before = edge
         for place, kind in enumerate(kinds):
             edge = _edge(kind, place, found, edge, tokens)
@@ -88,10 +88,10 @@ def find_hit(
     return hit
 
 
-def _found(index: PrefixIndex, digests: Sequence[bytes], num_blocks: int, stops: bool) -> list[Card | None]:
+def _found(index: PrefixIndex, digests: Sequence[bytes], stops: bool) -> list[Card | None]:
     """Cards by block; up to the first that is missing where a full-attention group needs them all."""
     get, found = index.cards.get, list[Card | None]()
-    for digest in digests[:num_blocks]:
+    for digest in digests:
         card = get(digest)
         if card is None and stops:
             break
@@ -107,8 +107,7 @@ def _first_needed(kinds: Iterable[PagedLayer], position: int, tokens: int) -> in
 def _edge(kind: PagedLayer, group: int, found: Sequence[Card | None], most: int, tokens: int) -> int:
     """The last block edge, at most ``most``, behind which a query has all that the group's layers read."""
     if kind.window is None:
-        for block in range(most):
-            card = found[block]
+        for block, card in enumerate(found[:most]):
             if card is None or card.blocks[group] is None:
                 return block
         return most

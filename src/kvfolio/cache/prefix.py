@@ -93,6 +93,8 @@ class TokenChain:
 
 def common_tokens(one: bytes, other: bytes) -> int:
     """How many tokens two packed stretches begin with alike."""
+    if one[:4] != other[:4]:
+        return 0
     size = min(len(one), len(other))
     if one[:size] == other[:size]:
         return size // 4

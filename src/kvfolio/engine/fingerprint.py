@@ -23,7 +23,7 @@ from kvfolio.spec.layout import CacheLayout
 from kvfolio.spec.model import RunnableSpec
 from kvfolio.spec.source import ModelSource
 
-PIECE_BYTES = 64 << 20  # of a file, hashed by one thread; another number gives every model another fingerprint
+PIECE_BYTES = 16 << 20  # so many bytes are one digest; threads take them in turn
 READ_BYTES = 1 << 20
 MAX_THREADS = 8
 

@@ -12,17 +12,17 @@ from kvfolio.engine.text import Tokenizer
 
 MAX_NEXT_TOKENS = 20
 
-Complete = Callable[[Sequence[Sequence[int]], SamplingParams, CacheParams], list[Completion]]
+Completer = Callable[[Sequence[Sequence[int]], SamplingParams, CacheParams], list[Completion]]
 
 
 class TextSequence:
     """Made by ``LLM.sequence``. Only ``generate`` and ``next_tokens`` compute; all else is bookkeeping."""
 
-    def __init__(self, complete: Complete, tokenizer: Tokenizer, token_ids: Sequence[int], caching: CacheParams) -> None:
+    def __init__(self, complete: Completer, tokenizer: Tokenizer, ids: Sequence[int], caching: CacheParams) -> None:
         self._complete = complete
         self._tokenizer = tokenizer
         self._caching = caching
-        self._token_ids = list(token_ids)
+        self._token_ids = list(ids)
 
     @property
     def token_ids(self) -> tuple[int, ...]:

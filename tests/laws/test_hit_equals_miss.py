@@ -1,0 +1,139 @@
+"""Hit = miss: whatever of a request was in the cache, shared, copied or restored, its answer is that of a cold run.
+
+To the bit of every logit, on pools whose blocks are poisoned before they are written anew. Knows nothing of how a hit
+is found.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import pytest
+from cold import Cold, Warm
+from served import greedy, kv_memory_for
+from tiny import TinyModel, some_tokens
+
+from kvfolio import LLM
+from kvfolio.cache.eviction import POLICIES
+from kvfolio.engine.params import CacheParams
+
+OpenLLM = Callable[..., LLM]
+
+
+every_setting = pytest.mark.parametrize("setting", SETTINGS, ids=spelled)
+few_settings = pytest.mark.parametrize("setting", FEW, ids=spelled)
+both_sizes = pytest.mark.parametrize("block_tokens", [4, 16])
+
+def teach_that_answers_are_short(llm: LLM) -> None:
+    """From now on requests are let in that will not all fit: some are preempted."""
+    llm.generate([[3 + index] for index in range(4)], greedy(1))
+
+
+# ---- where a hit ends -----------------------------------------------------------------------------------------------
+
+
+@both_sizes
+@every_setting
+def test_a_prompt_asked_again_is_all_there_but_its_last_token(
+    setting: Setting, block_tokens: int, open_warm: OpenWarm
+) -> None:
+    warm, prompt = open_warm(setting, block_tokens), some_tokens(45)
+    assert warm.cached(prompt, greedy(8)) == 0
+    # In a lossy format a hit may end inside the text's open block, not inside a sealed one.
+    expected = 44 if setting.is_lossless or block_tokens == 4 else 44
+    assert warm.cached(prompt, greedy(8)) == expected
+    assert warm.cached(prompt, greedy(8)) == expected
+
+
+@both_sizes
+@every_setting
+def test_a_text_stored_beyond_the_prompt_leaves_no_trace(
+    setting: Setting, block_tokens: int, open_warm: OpenWarm
+) -> None:  # WO-03
+    warm = open_warm(setting, block_tokens)
+    asked, more, other = some_tokens(22, seed=1), some_tokens(26, seed=2), some_tokens(26, seed=3)
+    assert more[0] != other[0]
+    warm.ask([asked + more], greedy(8))
+    for prompt in (asked, asked + other, asked[:-1], asked + more, asked + more[:1]):
+        assert warm.cached(prompt, greedy(8)) >= min(len(asked), len(prompt) - 1) // block_tokens * block_tokens
+
+
+@pytest.mark.parametrize("beyond", [-1, 0, 1, 2])
+@both_sizes
+@every_setting
+def test_a_hit_ends_where_the_texts_part(
+    setting: Setting, block_tokens: int, beyond: int, open_warm: OpenWarm
+) -> None:
+    warm, common = open_warm(setting, block_tokens), 2 * block_tokens + beyond
+    text = some_tokens(4 * block_tokens, seed=4)  # all sealed
+    fork = text[:common] + [3 + (token - 2) % 200 for token in text[common:]] + [5, 6]
+    warm.ask([text], greedy(1))
+    assert warm.cached(fork, greedy(6)) == (common if setting.is_lossless else common // block_tokens * block_tokens)
+    # The prompt itself ends there: its last token is computed.
+    last = common - 1
+    assert warm.cached(text[:common], greedy(6)) == (last if setting.is_lossless else last // block_tokens * block_tokens)
+
+
+@every_setting
+def test_a_hit_ends_inside_the_open_block_of_a_text_that_has_ended(setting: Setting, open_warm: OpenWarm) -> None:
+    warm, text = open_warm(setting, 16), some_tokens(41, seed=5)
+    warm.ask([text], greedy(3))  # 43 tokens are written, 11 of them in the open block
+    for common in (33, 36, 41):
+        assert warm.cached([*text[:common], 7, 8, 9], greedy(5)) == common
+    whole = text + warm.cold.answer(text, greedy(3))[0]
+    assert warm.cached([*whole[:43], 7], greedy(5)) == 43
+
+
+@every_setting
+def test_a_hit_ends_inside_the_open_block_of_a_text_that_goes_on(setting: Setting, open_warm: OpenWarm) -> None:
+    warm, text = open_warm(setting, 16), some_tokens(35, seed=6)
+    said = warm.cold.answer(text, greedy(40))[0]
+    stream = warm.llm.stream_many([text], greedy(40))
+    taken = [next(stream) for _ in range(8)]
+    assert len(taken) == 8
+    forks = [text[:34] + [7, 8], [*text, *said[:4], 9], [*text, *said[:6]]]
+    assert warm.ask(forks, greedy(20)).cached == [34, 39, 40]
+    done = [piece.completion for _, piece in stream if piece.completion is not None]
+    assert list(done[0].token_ids) == said
+
+
+# ---- together -------------------------------------------------------------------------------------------------------
+
+
+@both_sizes
+@every_setting
+def test_equal_prompts_in_one_step_are_computed_once(
+    setting: Setting, block_tokens: int, open_warm: OpenWarm
+) -> None:
+    warm, prompt = open_warm(setting, block_tokens), some_tokens(41, seed=7)
+    answers = warm.ask([prompt] * 3, greedy(9))
+    edge = 40 // block_tokens * block_tokens
+    assert answers.cached[0] == 0
+    assert all(cached >= edge for cached in answers.cached[1:])
+    assert warm.llm.snapshot().counters.num_waits == 2
+
+
+@pytest.mark.parametrize("step", [3, 7, 1024])
+@both_sizes
+@few_settings
+def test_eight_requests_with_one_beginning_arrive_together(
+    setting: Setting, block_tokens: int, step: int, open_warm: OpenWarm
+) -> None:
+    warm, beginning = open_warm(setting, block_tokens, max_step_tokens=step, max_running=8), some_tokens(33, seed=8)
+    prompts = [beginning + some_tokens(1 + 3 * index, seed=20 + index) for index in range(8)]
+    answers = warm.ask(prompts, greedy(12))
+    assert all(cached >= 32 for cached in answers.cached[1:])
+    warm.ask(prompts[::-1], greedy(12))
+
+
+@both_sizes
+@every_setting
+def test_a_conversation_reads_its_own_answers_again(
+    setting: Setting, block_tokens: int, open_warm: OpenWarm
+) -> None:
+    warm, talk, written = open_warm(setting, block_tokens), [], 0
+    for turn in range(4):
+        talk += some_tokens(9 + turn, seed=30 + turn)
+        answers = warm.ask([talk], greedy(11))
+        assert answers.cached == [written]  # lossy too: a talk goes on behind the last token written
+        talk += answers.tokens[0]
+        written = len(talk) - 1  # the last token was never read

@@ -1,0 +1,131 @@
+"""Answers with their logits, and the same requests computed cold: each alone, on a roomy pool, from its first token on.
+
+Knows nothing of what made an answer warm.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from served import assert_idle, recorded
+from torch import Tensor
+
+from kvfolio import LLM, SamplingParams
+from kvfolio.engine.answer import Completion
+from kvfolio.engine.params import CacheParams
+
+Prompt = Sequence[int]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What prompts gave, in their order."""
+
+    completions: list[Completion]
+    logits: list[Tensor]  # [num_generated, vocab] each
+
+    @property
+    def tokens(self) -> list[list[int]]:
+        return [list(done.token_ids) for done in self.completions]
+
+    @property
+    def cached(self) -> list[int]:
+        """Prompt tokens that were in the cache."""
+        return [done.usage.cached_tokens for done in self.completions]
+
+
+def ask(
+    llm: LLM,
+    prompts: Sequence[Prompt],
+    params: SamplingParams | Sequence[SamplingParams],
+    caching: CacheParams | None = None,
+) -> Answers:
+    """Ask all prompts together."""
+    first = llm.engine._next_id  # others may be running
+    with recorded(llm) as record:
+        completions = llm.generate(prompts, params, caching)
+    return Answers(completions, [torch.stack(record.rows[key]) for key in sorted(record.rows) if key >= first])
+
+
+class Setting(NamedTuple):
+    """A model, how it computes and how it stores."""
+
+    name: str
+    dtype: str = "f32"
+    kv_format: str = "auto"
+
+    @property
+    def options(self) -> dict[str, str]:
+        return {"dtype": self.dtype, "kv_format": self.kv_format}
+
+    @property
+    def is_lossless(self) -> bool:
+        return self.kv_format == "auto"
+
+
+SETTINGS = [
+    Setting("llama"),
+    Setting("gemma3"),  # windows of 16 and full attention
+    Setting("mistral"),  # windows of 16 only
+    Setting("gpt2"),
+    Setting("llama", "bf16"),
+    Setting("gemma3", "bf16"),
+    Setting("llama", "f32", "int8"),
+    Setting("gemma3", "bf16", "int8"),
+    Setting("mistral", "f32", "bf16/int8"),
+]
+FEW = [SETTINGS[0], SETTINGS[1], SETTINGS[2], SETTINGS[7]]
+
+
+def spelled(setting: Setting) -> str:
+    return f"{setting.name}-{setting.dtype}-{setting.kv_format.replace('/', '+')}"
+
+
+class Cold:
+    """One model with one set of options, without a prefix cache, and with one that no request may read."""
+
+    def __init__(self, folder: Path | None, **options: object) -> None:
+        options = {"kv_memory": "8MiB", "deterministic": True, "debug": True, **options}
+        self._off = LLM(folder, prefix_cache=False, **options)
+        self._unread = LLM(folder, **options)
+        self._known: dict[tuple[tuple[int, ...], SamplingParams], tuple[list[int], Tensor]] = {}
+
+    def answer(self, prompt: Prompt, params: SamplingParams) -> tuple[list[int], Tensor]:
+        """Tokens and logits [num_generated, vocab] of ``prompt``."""
+        key = tuple(prompt), params
+        if key not in self._known:
+            off = ask(self._off, [prompt], params)
+            unread = ask(self._unread, [prompt], params, CacheParams(reuse=False))
+            assert off.cached == unread.cached == [0]
+            assert off.tokens == unread.tokens
+            assert torch.equal(off.logits[0], unread.logits[0])
+            assert_idle(self._off)
+            assert_idle(self._unread)
+            self._known[key] = off.tokens[0], off.logits[0]
+        return self._known[key]
+
+    def check(self, answers: Answers, prompts: Sequence[Prompt], params: SamplingParams) -> None:
+        """Every answer is, to the bit of every logit, the one computed cold."""
+        for tokens, logits, prompt in zip(answers.tokens, answers.logits, prompts, strict=True):
+            expected_tokens, expected_logits = self.answer(prompt, params)
+            assert tokens == expected_tokens
+            assert torch.equal(logits, expected_logits)
+
+
+@dataclass(frozen=True)
+class Warm:
+    """A model whose answers are checked, one and all."""
+
+    llm: LLM
+    cold: Cold
+
+    def ask(self, prompts: Sequence[Prompt], params: SamplingParams, caching: CacheParams | None = None) -> Answers:
+        answers = ask(self.llm, prompts, params, caching)
+        self.cold.check(answers, prompts, params)
+        return answers
+
+    def cached(self, prompt: Prompt, params: SamplingParams, caching: CacheParams | None = None) -> int:
+        """How many tokens of ``prompt`` were in the cache; its answer is checked."""
+        return self.ask([prompt], params, caching).cached[0]
