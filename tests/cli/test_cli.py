@@ -35,7 +35,7 @@ def test_run_json_has_the_stable_keys(cli: Run, folder: Path) -> None:
     status, out, _ = cli("run", folder, "--prompt", "hello", "--max-tokens", 9, "--kv-memory", "1MiB", "--json")
     assert status == 0
     answer = json.loads(out)
-    assert {"text", "token_ids", "finish_reason", "usage", "kv", "speed", "preemptions"} <= answer.keys()
+    assert {"text", "token_ids", "finish_reason", "usage", "kv", "speed", "reuse", "preemption"} <= answer.keys()
     assert answer["usage"].keys() == {"prompt_tokens", "completion_tokens", "cached_tokens"}
     assert answer["usage"]["completion_tokens"] == len(answer["token_ids"]) <= 9
     assert answer["usage"]["cached_tokens"] == 0

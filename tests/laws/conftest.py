@@ -12,10 +12,11 @@ from tiny import TinyModel
 
 from kvfolio import LLM
 
+OpenLLM = Callable[..., LLM]
 OpenWarm = Callable[..., Warm]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def find_cold(served_model: Callable[[str], TinyModel]) -> Callable[[Setting, int], Cold]:
     """The cold run of a setting, with what it has answered already."""
     made: dict[tuple[Setting, int], Cold] = {}

@@ -205,7 +205,7 @@ def test_twins_refuse_the_same_requests_for_the_same_reasons() -> None:
 def test_twins_agree_under_the_clock_of_a_machine() -> None:
     spec = spec_of((None, 2), (10, 1), vocab_size=VOCAB)
     layout = plan_cache(spec, "f32", CacheOptions(kv_memory=3000, block_tokens=4, max_running=4))
-    step_time = roofline_step_time(spec, layout.fmt, bandwidth_bytes_per_s=9e3, flops_per_s=2e4)
+    step_time = roofline_step_time(spec, layout, bandwidth_bytes_per_s=9e3, flops_per_s=2e4)
     result = assert_twins(layout, SchedulerOptions(max_context=64, max_step_tokens=7), CROWD, step_time)
     assert result.end_s > 40
 

@@ -12,7 +12,6 @@ from kvfolio.sched.options import Counters, SchedulerOptions
 from kvfolio.sched.request import Arrive, Finished, Leave, Request, RequestId, RequestState, Step
 from kvfolio.sched.scheduler import Scheduler
 
-
 # ---- continuous batching, chunked prefill ---------------------------------------------------------------------------
 
 

@@ -223,28 +223,28 @@ def test_the_roofline_counts_what_the_planner_counts(
                 for token in range(group.kind.first_token_needed(position), position + 1)
             }
             num_bytes += group.num_layers * group.layer_bytes_per_token(EXACT) * len(needed)
-    assert roofline_step_time(spec, EXACT, 1e30, 2.0)(step) == flops / 2
-    assert roofline_step_time(spec, EXACT, 4.0, 1e30)(step) == num_bytes / 4
+    assert roofline_step_time(spec, layout_of((None, 1)), 1e30, 2.0)(step) == flops / 2
+    assert roofline_step_time(spec, layout_of((None, 1)), 4.0, 1e30)(step) == num_bytes / 4
 
 
 def test_a_decode_step_reads_the_weights_once_and_each_cache_in_full() -> None:
     spec = spec_of((None, 2), (8, 3))
     reads = [cache_bytes_read(spec.groups(), EXACT, position) for position in (5, 30)]
-    seconds = roofline_step_time(spec, EXACT, 1.0, 1e30)(step_of((5, 1), (30, 1)))
+    seconds = roofline_step_time(spec, layout_of((None, 1)), 1.0, 1e30)(step_of((5, 1), (30, 1)))
     assert seconds == weight_bytes_read(spec, "f32") + sum(reads)
 
 
 def test_the_slower_of_memory_and_arithmetic_sets_the_pace() -> None:
     spec, step = spec_of((None, 1)), step_of((0, 4))
-    slow_memory, slow_rate = roofline_step_time(spec, EXACT, 1.0, 10.0), roofline_step_time(spec, EXACT, 10.0, 1.0)
-    both = roofline_step_time(spec, EXACT, 1.0, 1.0)(step)
+    slow_memory, slow_rate = roofline_step_time(spec, layout_of((None, 1)), 1.0, 10.0), roofline_step_time(spec, layout_of((None, 1)), 10.0, 1.0)
+    both = roofline_step_time(spec, layout_of((None, 1)), 1.0, 1.0)(step)
     assert both == max(slow_memory(step), slow_rate(step)) > min(slow_memory(step), slow_rate(step))
 
 
 @pytest.mark.parametrize("rates", [(0.0, 1.0), (1.0, 0.0), (math.nan, 1.0), (1.0, -1.0)])
 def test_a_machine_without_speed_is_refused(rates: tuple[float, float]) -> None:
     with pytest.raises(OptionError, match="more than 0"):
-        roofline_step_time(spec_of((None, 1)), EXACT, *rates)
+        roofline_step_time(spec_of((None, 1)), layout_of((None, 1)), *rates)
 
 
 # ---- synthetic traffic ----------------------------------------------------------------------------------------------

@@ -158,6 +158,9 @@ class BlockPool:
         if block in self.queue:
             self.queue.remove(block)
         self._warm = [other for other in self._warm if other != block]
+        if block >= self._fresh:  # it must not be taken when its turn comes
+            self._returned[:0] = map(BlockId, range(block - 1, self._fresh - 1, -1))
+            self._fresh = block + 1
         self._returned = [other for other in self._returned if other != block]
         self._state[block] = _QUARANTINED
         self.refs[block] = 0

@@ -238,7 +238,10 @@ class EvictionQueue:
         if priority != lane.key[0]:
             del lane[block]
             key = (priority, lane.key[1])
-            lane = self._lane_of[block] = self._lanes.get(key) or self._open_lane(key)
+            lane = self._lanes.get(key)  # it may be there and empty
+            if lane is None:
+                lane = self._open_lane(key)
+            self._lane_of[block] = lane
             lane[block] = self._clock()
 
     def _open_lane(self, key: _Key) -> _Lane:

@@ -73,6 +73,11 @@ class Holding:
         """Known tokens that it still is going to compute; 0 when it has ended."""
         return len(self.chain.token_ids) - self.num_written if self.is_running else 0
 
+    def written_blocks(self) -> list[int]:
+        """Sealed blocks that are written and held, a group each."""
+        last = self.num_written // self.chain.block_tokens
+        return [max(0, last - first) for first in self.first_block]
+
     def tables(self) -> tuple[BlockTable, ...]:
         """One a group."""
         if self._tables is None:

@@ -304,7 +304,7 @@ class Ledger:
 
     def bytes_to_swap(self, sequence: SequenceId) -> int | None:
         """Bytes that ``swap_out`` would copy; None when the host pool has no room for them, or is not there."""
-        counts = self._num_written_blocks(self._holdings[sequence])
+        counts = self._holdings[sequence].written_blocks()
         if self._host is None or not self._host.fits(counts):
             return None
         return sum(
@@ -319,7 +319,7 @@ class Ledger:
         """
         holding = self._holdings[sequence]
         assert self._host is not None
-        host_blocks, host_slot = self._host.take(self._num_written_blocks(holding))
+        host_blocks, host_slot = self._host.take(holding.written_blocks())
         moves: list[Move] = [SwapOpenOut(holding.open_slot, host_slot)]
         for group, (blocks, targets) in enumerate(zip(holding.sealed, host_blocks, strict=True)):
             moves += [SwapOut(group, block, target) for block, target in zip(blocks, targets, strict=False)]
@@ -364,11 +364,6 @@ class Ledger:
         self._host.give(swapped)
         self._open_texts.add(holding)
         return tuple(moves)
-
-    def _num_written_blocks(self, holding: Holding) -> list[int]:
-        """Sealed blocks that are written and held, a group each."""
-        last = holding.num_written // self.layout.block_tokens
-        return [max(0, last - first) for first in holding.first_block]
 
     def _still_there(self, swapped: Swapped, group: int) -> list[BlockId | None]:
         """Of one group, the sequence's blocks that can still be found on the device."""

@@ -60,7 +60,8 @@ class Hit:
     cards: list[Card]  # of whole blocks, in order, the last one the last before ``num_tokens``
     partial: Card | OpenText | None  # what holds the tokens behind the last whole block
     group_tokens: tuple[int, ...]  # whole blocks that each group alone would accept, in tokens
-    waits_for: OpenText | None = None  # it is about to compute what comes next: worth waiting for
+    computing: OpenText | None = None  # it is about to compute tokens that come next
+    num_computing: int = 0  # how many of the block behind the last whole one
 
 
 def find_hit(
@@ -152,9 +153,11 @@ def _look_behind(
             continue  # it decodes: computing all at once is quicker than waiting for every token
         usable = layout.is_lossless or common == tokens or known < start + tokens
         if usable and common > max(best_wait, text.num_written - start):
-            best_wait, hit.waits_for = common, text
+            best_wait, hit.computing = common, text
     if best_wait <= most:
-        hit.waits_for = None
+        hit.computing = None
+    else:
+        hit.num_computing = best_wait
     hit.num_tokens += most
 
 

@@ -29,6 +29,14 @@ BlockTokens = Annotated[int, typer.Option(help="Tokens a block: 4, 8, 16, 32, 64
 Dtype = Annotated[str, typer.Option(help="What is computed in: auto (as published), f32, bf16 or f16.")]
 Device = Annotated[str, typer.Option(help="cpu, or a torch device such as cuda (torch kernels).")]
 Threads = Annotated[int | None, typer.Option(help="Threads of the kernels. Left out: torch's choice.")]
+PrefixCache = Annotated[
+    bool, typer.Option("--prefix-cache/--no-prefix-cache", help="Requests share the blocks of equal beginnings.")
+]
+Eviction = Annotated[str, typer.Option(help="Which cached block goes first: lru, lfu, slru, s3fifo or gdsf.")]
+Preemption = Annotated[
+    str, typer.Option(help="When memory runs short: recompute, swap to the host pool, or auto, the cheaper one.")
+]
+SwapMemory = Annotated[str, typer.Option(help="Host pool for swapping: 512MiB, 1GiB, 2GB. 0: none.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 

@@ -13,20 +13,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvfolio.cli.options import BlockTokens, Device, Dtype, Json, KvFormat, KvMemory, Model, Threads, load
+from kvfolio.cli.options import (
+    BlockTokens,
+    Device,
+    Dtype,
+    Eviction,
+    Json,
+    KvFormat,
+    KvMemory,
+    Model,
+    Preemption,
+    PrefixCache,
+    SwapMemory,
+    Threads,
+    load,
+)
+from kvfolio.cli.run_account import completion_fields, print_account
 from kvfolio.errors import KvfolioError, OptionError, RequestError
 from kvfolio.planner.memory import DEFAULT_BLOCK_TOKENS, DEFAULT_MAX_RUNNING
 from kvfolio.sched.options import DEFAULT_MAX_STEP_TOKENS
-from kvfolio.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from kvfolio.engine.account import Account
-    from kvfolio.engine.answer import Completion
     from kvfolio.engine.llm import LLM
-    from kvfolio.engine.params import SamplingParams
-
-
-SLOW_SHARE = 0.2  # of the decode limit; below it something else than the memory holds us up
+    from kvfolio.engine.params import CacheParams, SamplingParams
 
 
 def run(
@@ -47,11 +56,16 @@ def run(
     min_p: Annotated[float, typer.Option(help="Leave out tokens below this share of the most likely one.")] = 0.0,
     seed: Annotated[int | None, typer.Option(help="Makes random answers repeatable.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")] = None,
+    samples: Annotated[int, typer.Option(help="Answers to each prompt; the prompt is computed once.")] = 1,
     kv_memory: KvMemory = None,
     kv_format: KvFormat = "auto",
     block_tokens: BlockTokens = DEFAULT_BLOCK_TOKENS,
     max_running: Annotated[int, typer.Option(help="The most sequences that run at once.")] = DEFAULT_MAX_RUNNING,
     max_step_tokens: Annotated[int, typer.Option(help="The most tokens of one step.")] = DEFAULT_MAX_STEP_TOKENS,
+    prefix_cache: PrefixCache = True,
+    eviction: Eviction = "lru",
+    preemption: Preemption = "auto",
+    swap_memory: SwapMemory = "0",
     dtype: Dtype = "auto",
     device: Device = "cpu",
     threads: Threads = None,
@@ -72,6 +86,8 @@ def run(
         raise OptionError("--raw needs --prompt or --prompts: a chat is held through the chat template")
     if lines is None and prompt is None and as_json:
         raise OptionError("--json needs --prompt or --prompts: a chat is not one object")
+    if samples < 1 or (samples > 1 and lines is None and prompt is None):
+        raise OptionError(f"--samples is {samples}; accepted: 1 or more, beside --prompt or --prompts")
     from kvfolio.engine.params import SamplingParams
 
     params = SamplingParams(
@@ -94,9 +110,15 @@ def run(
         device=device,
         threads=threads,
         deterministic=deterministic,
+        prefix_cache=prefix_cache,
+        eviction=eviction,
+        preemption=preemption,
+        swap_memory=swap_memory,
     )
+    if lines is None and prompt is not None and samples > 1:
+        lines = [{"prompt": prompt}]
     if lines is not None:
-        _run_batch(llm, lines, params, raw, system, as_json)
+        _run_batch(llm, lines, params, samples, raw, system, as_json)
     elif prompt is not None:
         _run_one(llm, prompt, params, raw, system, as_json)
     else:
@@ -144,42 +166,65 @@ def _run_one(llm: "LLM", prompt: str, params: "SamplingParams", raw: bool, syste
     assert completion is not None
     account = make_account(llm, [completion])
     if as_json:
-        print(json.dumps({**_completion_fields(completion), **dataclasses.asdict(account)}))
+        print(json.dumps({**completion_fields(completion), **dataclasses.asdict(account)}))
         return
     print()
-    _print_account(account, [completion])
+    print_account(account, [completion])
+
+
+def _line_params(line: dict[str, Any], params: "SamplingParams") -> "tuple[SamplingParams, CacheParams]":
+    """What a line of a batch asks for beside its prompt."""
+    from kvfolio.engine.params import CacheParams, Retention
+
+    fields = {name: value for name, value in line.items() if name not in ("prompt", "messages")}
+    caching = {field.name: fields.pop(field.name) for field in dataclasses.fields(CacheParams) if field.name in fields}
+    known = [field.name for kind in (params, CacheParams) for field in dataclasses.fields(kind)]
+    unknown = [name for name in fields if name not in known]
+    if unknown:
+        raise OptionError(f"unknown field {unknown[0]!r}; known: prompt or messages, {', '.join(known)}")
+    if isinstance(caching.get("retention"), list):
+        try:
+            caching["retention"] = [Retention(**one) for one in caching["retention"]]
+        except TypeError as error:
+            accepted = ", ".join(field.name for field in dataclasses.fields(Retention))
+            raise OptionError(f"retention: {error}; accepted: a list of objects with {accepted}") from error
+    return dataclasses.replace(params, **fields), CacheParams(**caching)
 
 
 def _run_batch(
-    llm: "LLM", lines: list[dict[str, Any]], params: "SamplingParams", raw: bool, system: str | None, as_json: bool
+    llm: "LLM",
+    lines: list[dict[str, Any]],
+    params: "SamplingParams",
+    samples: int,
+    raw: bool,
+    system: str | None,
+    as_json: bool,
 ) -> None:
     from kvfolio.engine.account import make_account
 
-    ids, chosen = [], []
+    ids, chosen, cached = [], [], []
     for number, line in enumerate(lines, 1):
-        fields = {name: value for name, value in line.items() if name not in ("prompt", "messages")}
-        known = [field.name for field in dataclasses.fields(params)]
-        unknown = [name for name in fields if name not in known]
         try:
-            if unknown:
-                raise OptionError(f"unknown field {unknown[0]!r}; known: prompt or messages, {', '.join(known)}")
-            chosen.append(dataclasses.replace(params, **fields))
-            ids.append(_encode_line(llm, line, raw, system))
-            reason = llm.engine.refusal(tuple(ids[-1]), chosen[-1])
+            line_params, line_caching = _line_params(line, params)
+            token_ids = _encode_line(llm, line, raw, system)
+            reason = llm.engine.refusal(tuple(token_ids), line_params)
             if reason is not None:
                 raise RequestError(reason)
         except KvfolioError as error:
             raise type(error)(f"line {number} of the prompts: {error}") from error
-    completions = llm.generate(ids, chosen)
+        ids += [token_ids] * samples
+        chosen += line_params.samples(samples)
+        cached += [line_caching] * samples
+    completions = llm.generate(ids, chosen, cached)
     account = make_account(llm, completions)
     if as_json:
-        results = [_completion_fields(completion) for completion in completions]
+        results = [completion_fields(completion) for completion in completions]
         print(json.dumps({"results": results, **dataclasses.asdict(account)}))
         return
     for number, completion in enumerate(completions, 1):
         print(f"--- {number}: {completion.usage.prompt_tokens} + {completion.usage.completion_tokens} tokens ---")
         print(completion.text)
-    _print_account(account, completions)
+    print_account(account, completions)
 
 
 def _chat(llm: "LLM", params: "SamplingParams", system: str | None) -> None:
@@ -223,7 +268,7 @@ def _chat(llm: "LLM", params: "SamplingParams", system: str | None) -> None:
         print()
         messages.append({"role": "assistant", "content": "".join(answer)})
     if completions:
-        _print_account(make_account(llm, completions), completions)
+        print_account(make_account(llm, completions), completions)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -255,71 +300,3 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
     if not lines:
         raise OptionError(f"{path} holds no prompts: give one JSON object a line")
     return lines
-
-
-# ---- printing -------------------------------------------------------------------------------------------------------
-
-
-def _completion_fields(completion: "Completion") -> dict[str, Any]:
-    return {
-        "text": completion.text,
-        "token_ids": list(completion.token_ids),
-        "finish_reason": completion.finish_reason,
-        "usage": dataclasses.asdict(completion.usage),
-        **({} if completion.logprobs is None else {"logprobs": list(completion.logprobs)}),
-        **({} if completion.top_logprobs is None else {"top_logprobs": completion.top_logprobs}),
-    }
-
-
-def _print_rows(rows: list[tuple[str, str]]) -> None:
-    print(file=sys.stderr)
-    for name, value in rows:
-        print(f"{name:<12} {value}", file=sys.stderr)
-
-
-def _print_account(account: "Account", completions: list["Completion"]) -> None:
-    kv, speed = account.kv, account.speed
-    num_prompt = sum(completion.usage.prompt_tokens for completion in completions)
-    num_new = sum(completion.usage.completion_tokens for completion in completions)
-    layers = "; ".join(
-        f"{layer.num_layers} {layer.kind.replace('_', ' ')} × {layer.num_kv_heads} kv heads × {layer.head_dim}"
-        + (f", window {layer.window}" if layer.window else "")
-        for layer in kv.layers
-    )
-    wasted = kv.wasted_bytes / kv.used_bytes if kv.used_bytes else 0.0
-    rows = [
-        ("tokens", f"{num_prompt:,} prompt + {num_new:,} generated, {account.num_steps:,} steps"),
-        ("cache", f"{kv.bytes_per_token:,} B a token planned ({layers}; {kv.format})"),
-        (
-            "pool",
-            f"{format_bytes(kv.allocated_bytes)} allocated, {format_bytes(kv.planned_bytes)} planned: "
-            f"{kv.num_blocks:,} blocks of {kv.block_tokens} tokens",
-        ),
-        (
-            "used",
-            f"{kv.num_blocks_used:,} blocks, {format_bytes(kv.used_bytes)} at the peak, {wasted:.1%} of it not filled; "
-            f"{kv.num_blocks_held} held now",
-        ),
-        (
-            "first token",
-            f"{format_seconds(speed.ttft_s)}"
-            + (" on average" if len(completions) > 1 else "")
-            + f"; loading took {format_seconds(account.load_s)}",
-        ),
-    ]
-    if speed.decode_tokens_per_s is not None and speed.limit_tokens_per_s is not None:
-        share = speed.decode_tokens_per_s / speed.limit_tokens_per_s
-        rows.append(
-            (
-                "decode",
-                f"{speed.decode_tokens_per_s:.1f} tokens/s; limit {speed.limit_tokens_per_s:.1f} ({share:.0%} of it): "
-                f"{format_bytes(speed.bytes_read_per_token or 0)} a token "
-                f"at {speed.bandwidth_bytes_per_s / 1e9:.1f} GB/s, measured now",
-            )
-        )
-        if share < SLOW_SHARE:
-            rows.append(("", "slow: do other processes hold the cores? fewer --threads may be quicker"))
-    rows.append(("kernels", f"{account.kernels}, {account.dtype}, {account.threads} threads"))
-    if account.preemptions:
-        rows.append(("preemptions", f"{account.preemptions}: the pool ran dry; more --kv-memory avoids it"))
-    _print_rows(rows)

@@ -6,6 +6,7 @@ Knows nothing of how it is printed; field names are the stable keys of ``--json`
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvfolio.cache.costs import MachineCosts
 from kvfolio.engine.answer import Completion
 from kvfolio.engine.llm import LLM
 from kvfolio.kernels.profile import read_bandwidth
@@ -36,9 +37,35 @@ class KvAccount:
     num_blocks: int  # sealed and open; sealed blocks of several groups share one budget
     num_blocks_used: int
     num_blocks_held: int  # now, after the run: 0
+    num_blocks_cached: int  # now: nobody holds them, the next request may hit them
     block_tokens: int
     format: str
     layers: tuple[LayerAccount, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReuseAccount:
+    """The prefix cache: what requests found, and why they did not find more."""
+
+    prompt_tokens: int  # of all requests that started
+    hit_tokens: int  # of these, not computed
+    misses: dict[str, int]  # requests by the reason for their first miss: cache.lookup.MISS_REASONS
+    num_waits: int  # requests that waited for blocks another was computing
+    num_evicted: int  # blocks
+    num_quarantined: int  # blocks out of use: 0, or kvfolio has a bug
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptionAccount:
+    """What running out of memory took."""
+
+    num_preemptions: int
+    num_swaps: int  # of these, to the host pool; the others are computed again
+    num_swaps_refused: int  # the host pool was full
+    num_tokens_lost: int  # cached tokens given up
+    host_planned_bytes: int
+    host_allocated_bytes: int
+    costs: MachineCosts | None  # what swapping and computing were predicted from, if they were compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +86,8 @@ class Account:
 
     kv: KvAccount
     speed: SpeedAccount
-    preemptions: int
+    reuse: ReuseAccount
+    preemption: PreemptionAccount
     num_steps: int
     kernels: str
     dtype: str
@@ -91,6 +119,7 @@ def kv_account(llm: LLM) -> KvAccount:
         num_blocks=sum(group.num_blocks + group.num_open_blocks for group in layout.groups),
         num_blocks_used=snapshot.peak.num_blocks_used,
         num_blocks_held=snapshot.usage.num_blocks_used,
+        num_blocks_cached=sum(snapshot.usage.cached_by_group),
         block_tokens=layout.block_tokens,
         format=layout.fmt.name,
         layers=layers,
@@ -101,7 +130,8 @@ def make_account(llm: LLM, completions: Sequence[Completion]) -> Account:
     """The account of everything ``llm`` has run so far; measures the machine's bandwidth on the way (0.2 s)."""
     meter, bandwidth = llm.engine.decode_meter, read_bandwidth(llm.device)
     measured = meter.num_tokens > 0
-    counters = llm.snapshot().counters
+    snapshot = llm.snapshot()
+    counters = snapshot.counters
     return Account(
         kv=kv_account(llm),
         speed=SpeedAccount(
@@ -112,7 +142,23 @@ def make_account(llm: LLM, completions: Sequence[Completion]) -> Account:
             decode_tokens=meter.num_tokens,
             bytes_read_per_token=meter.bytes_read // meter.num_tokens if measured else None,
         ),
-        preemptions=counters.num_preemptions,
+        reuse=ReuseAccount(
+            counters.num_prompt_tokens,
+            counters.num_hit_tokens,
+            dict(counters.misses),
+            counters.num_waits,
+            snapshot.usage.num_evicted,
+            snapshot.usage.num_quarantined,
+        ),
+        preemption=PreemptionAccount(
+            counters.num_preemptions,
+            counters.num_swaps,
+            counters.num_swaps_refused,
+            counters.num_tokens_lost,
+            snapshot.host_planned_bytes,
+            snapshot.host_allocated_bytes,
+            llm.engine.ledger.options.costs,
+        ),
         num_steps=counters.num_steps,
         kernels=llm.ops_name,
         dtype=llm.dtype,

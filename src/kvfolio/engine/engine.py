@@ -59,6 +59,8 @@ class Snapshot:
     counters: Counters
     planned_bytes: int
     allocated_bytes: int
+    host_planned_bytes: int  # of the host pool
+    host_allocated_bytes: int
     num_running: int
     num_waiting: int
 
@@ -223,12 +225,15 @@ class Engine:
 
     def snapshot(self) -> Snapshot:
         """Usage, counters and bytes now."""
+        host = self._store.host
         return Snapshot(
             usage=self.ledger.usage(),
             peak=self.scheduler.peak,
             counters=self.scheduler.counters,
             planned_bytes=self._store.layout.planned_bytes,
             allocated_bytes=self._store.allocated_bytes,
+            host_planned_bytes=0 if host is None else host.layout.planned_bytes,
+            host_allocated_bytes=0 if host is None else host.allocated_bytes,
             num_running=self.scheduler.num_running,
             num_waiting=self.scheduler.num_waiting,
         )

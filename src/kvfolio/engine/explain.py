@@ -35,7 +35,7 @@ class Explanation:
     evicted_ago_s: float | None
     before: str  # the text right before that token, and from it on
     after: str
-    is_computed_now: bool  # another request is computing what comes next: this one would wait for it
+    is_computed_now: bool  # another request is computing what comes next
 
 
 def explain(engine: Engine, tokenizer: Tokenizer, prompt: tuple[int, ...], caching: CacheParams) -> Explanation:
@@ -58,5 +58,5 @@ def explain(engine: Engine, tokenizer: Tokenizer, prompt: tuple[int, ...], cachi
         evicted_ago_s=None if miss is None or miss.evicted_s is None else engine.clock() - miss.evicted_s,
         before="" if position is None else tokenizer.decode(prompt[max(0, position - SHOWN_TOKENS) : position]),
         after="" if position is None else tokenizer.decode(prompt[position : position + SHOWN_TOKENS]),
-        is_computed_now=hit.waits_for is not None,
+        is_computed_now=hit.computing is not None,
     )

@@ -19,8 +19,8 @@ from kvfolio.engine.answer import Answer, Completion, Piece
 from kvfolio.engine.engine import Engine, Output, Snapshot
 from kvfolio.engine.explain import Explanation, explain
 from kvfolio.engine.fingerprint import model_fingerprint
-from kvfolio.engine.machine import choose_ops, find_device, machine_costs, usable_kv_memory
-from kvfolio.engine.params import CacheParams, Retention, SamplingParams, check_int, refusal
+from kvfolio.engine.machine import check_swap_memory, choose_ops, find_device, machine_costs, usable_kv_memory
+from kvfolio.engine.params import CacheParams, Retention, SamplingParams, check_int, each, refusal
 from kvfolio.engine.runner import Runner
 from kvfolio.engine.sequence import TextSequence
 from kvfolio.engine.text import StopMatcher, TextStream, Tokenizer
@@ -120,8 +120,9 @@ class LLM:
         ops = choose_ops(device, self.options.deterministic)
         self.ops_name = ops.name
         kv_memory = None if self.options.kv_memory is None else parse_bytes(self.options.kv_memory)
+        weights = weight_bytes(self.spec, self.dtype)
         cache_options = CacheOptions(
-            kv_memory=usable_kv_memory(kv_memory, weight_bytes(self.spec, self.dtype), device),
+            kv_memory=usable_kv_memory(kv_memory, weights, device),
             block_tokens=self.options.block_tokens,
             kv_format=self.options.kv_format,
             max_running=self.options.max_running,
@@ -134,7 +135,7 @@ class LLM:
             self.options.preemption,
             self.options.max_preemptions,
         )
-        host = self._host_layout(cache_options)
+        host = self._host_layout(cache_options, weights)
         self.tokenizer = Tokenizer.load(source.path)
         network = build_model(self.spec, open_weights(source, TORCH_DTYPES[self.dtype], device, on_progress))
         store = CacheStore(self.layout, device, host)
@@ -153,13 +154,14 @@ class LLM:
         self._lock = threading.RLock()  # one thread at a time decides and computes; the others' tokens come along
         self.load_s = time.monotonic() - started
 
-    def _host_layout(self, options: CacheOptions) -> CacheLayout | None:
+    def _host_layout(self, options: CacheOptions, weights: int) -> CacheLayout | None:
         """The host pool, cut as the cache is, with a fixed share for each group; None without swap_memory."""
         num_bytes = parse_bytes(self.options.swap_memory)
         if num_bytes == 0:
             if self.options.preemption == "swap":
                 raise OptionError("preemption 'swap' needs a host pool: give swap_memory, such as 1GiB")
             return None
+        check_swap_memory(num_bytes, self.device, weights + options.kv_memory)
         return plan_cache(self.spec, self.dtype, replace(options, kv_memory=num_bytes, split=True))
 
     def _fingerprint(self, source: ModelSource, ops_name: str) -> bytes:
@@ -179,19 +181,21 @@ class LLM:
         self,
         prompts: str | Sequence[str] | Sequence[Sequence[int]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
-        caching: CacheParams | None = None,
+        caching: CacheParams | Sequence[CacheParams] | None = None,
     ) -> list[Completion]:
         """Complete ``prompts`` (texts or token ids), batched as they fit; completions come in the prompts' order.
 
-        ``params``: one for all, or one for each. Raises RequestError, and computes nothing, if one can never be served.
+        ``params``, ``caching``: one for all, or one for each. Raises RequestError, and computes nothing, if one prompt
+        can never be served.
         """
         if not isinstance(prompts, Iterable) or isinstance(prompts, bytes | dict):
             raise RequestError(f"prompts is {prompts!r}; accepted: a text, or a list of texts or of lists of token ids")
         listed: list[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else list(prompts)
-        chosen = self._params_for(len(listed), params)
+        chosen = each(len(listed), "params", params, SamplingParams())
+        cached = each(len(listed), "caching", caching, CacheParams())
         ids = [self._token_ids(prompt) for prompt in listed]
         done: list[Completion | None] = [None] * len(ids)
-        for index, piece in self._run(ids, chosen, caching):
+        for index, piece in self._run(ids, chosen, cached):
             if piece.completion is not None:
                 done[index] = piece.completion
         return [completion for completion in done if completion is not None]
@@ -208,9 +212,7 @@ class LLM:
         With a seed, answer i draws with seed + i.
         """
         check_int("n", n, 1, math.inf, "1 or more")
-        chosen = params or SamplingParams()
-        seeds = [None if chosen.seed is None else chosen.seed + index for index in range(n)]
-        return self.generate([self.prompt_ids(prompt)] * n, [replace(chosen, seed=seed) for seed in seeds], caching)
+        return self.generate([self.prompt_ids(prompt)] * n, (params or SamplingParams()).samples(n), caching)
 
     def chat(
         self, messages: Messages, params: SamplingParams | None = None, caching: CacheParams | None = None
@@ -225,7 +227,7 @@ class LLM:
         caching: CacheParams | None = None,
     ) -> Iterator[Piece]:
         """Complete a text, token ids or a conversation; yields text as it comes. Leaving early frees its blocks."""
-        for _, piece in self._run([self.prompt_ids(prompt)], self._params_for(1, params), caching):
+        for _, piece in self.stream_many([self.prompt_ids(prompt)], params, caching):
             yield piece
 
     def sequence(self, prompt: str | Sequence[int] | Messages = (), caching: CacheParams | None = None) -> TextSequence:
@@ -259,24 +261,14 @@ class LLM:
         self,
         prompts: Sequence[Sequence[int]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
-        caching: CacheParams | None = None,
+        caching: CacheParams | Sequence[CacheParams] | None = None,
     ) -> Iterator[tuple[int, Piece]]:
         """Complete many prompts of token ids together; yields (index of the prompt, piece) as they come."""
         if isinstance(prompts, str | bytes | dict):
             raise RequestError(f"prompts is {repr(prompts)[:60]}; accepted: a list of texts or of lists of token ids")
         ids = [self._token_ids(prompt) for prompt in prompts]
-        yield from self._run(ids, self._params_for(len(ids), params), caching)
-
-    def _params_for(self, count: int, params: SamplingParams | Sequence[SamplingParams] | None) -> list[SamplingParams]:
-        if params is None or isinstance(params, SamplingParams):
-            return [params or SamplingParams()] * count
-        if not isinstance(params, list | tuple) or not all(isinstance(one, SamplingParams) for one in params):
-            raise RequestError(f"params is {repr(params)[:60]}; accepted: SamplingParams, or a list of them")
-        if len(params) != count:
-            raise RequestError(
-                f"{count} prompts but {len(params)} sampling parameters: give one for all or one for each"
-            )
-        return list(params)
+        chosen = each(len(ids), "params", params, SamplingParams())
+        yield from self._run(ids, chosen, each(len(ids), "caching", caching, CacheParams()))
 
     def _token_ids(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
         if isinstance(prompt, str):
@@ -294,14 +286,14 @@ class LLM:
         self,
         prompts: Sequence[tuple[int, ...]],
         params: Sequence[SamplingParams],
-        caching: CacheParams | None = None,
+        caching: Sequence[CacheParams],
     ) -> Iterator[tuple[int, Piece]]:
         """Submit and yield (index, piece). Several of these may be under way at once; each step serves them all."""
         mine: dict[RequestId, Answer] = {}
         try:
             with self._lock:
-                for index, (ids, chosen) in enumerate(zip(prompts, params, strict=True)):
-                    request_id = self.engine.submit(ids, chosen, caching)
+                for index, (ids, chosen, cached) in enumerate(zip(prompts, params, caching, strict=True)):
+                    request_id = self.engine.submit(ids, chosen, cached)
                     stream, stops = TextStream(self.tokenizer, after=ids), StopMatcher(chosen.stop)
                     mine[request_id] = Answer(index, len(ids), chosen, stream, stops, self.engine.clock())
                 self._answers.update(mine)

@@ -78,6 +78,18 @@ def usable_kv_memory(asked: int | None, weights: int, device: torch.device) -> i
     return asked
 
 
+def check_swap_memory(num_bytes: int, device: torch.device, beside: int) -> None:
+    """Raise BudgetError if a host pool of ``num_bytes`` does not fit in memory; on a CPU the rest lies there, too."""
+    free = available_bytes()
+    taken = beside if device.type == "cpu" else 0
+    if free is not None and num_bytes > free - taken:
+        raise BudgetError(
+            f"swap_memory of {format_bytes(num_bytes)} does not fit: {format_bytes(free)} of memory are free, "
+            f"{format_bytes(taken)} of them for weights and kv_memory; "
+            f"it can be at most {format_bytes(max(0, free - taken))}"
+        )
+
+
 def machine_costs(spec: RunnableSpec, device: torch.device) -> MachineCosts:
     """What computing a token again and copying a byte cost here: measured now (0.3 s), logged, then left alone."""
     copy_bytes_per_s, flops_per_s = copy_and_product_rates(device)

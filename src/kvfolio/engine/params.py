@@ -6,11 +6,12 @@ Knows nothing of logits, tokenizers or torch.
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from kvfolio.cache.index import PIN
 from kvfolio.cache.retention import MAX_PRIORITY, KeepRange
-from kvfolio.errors import OptionError
+from kvfolio.errors import OptionError, RequestError
 
 MAX_LOGPROBS = 20
 MAX_SEED = 2**63 - 1
@@ -49,6 +50,10 @@ class SamplingParams:
             check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}; leave it out for none")
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
+
+    def samples(self, n: int) -> "list[SamplingParams]":
+        """The same for ``n`` answers to one prompt; with a seed, answer i draws with seed + i."""
+        return [self if self.seed is None else replace(self, seed=self.seed + index) for index in range(n)]
 
     @property
     def is_greedy(self) -> bool:
@@ -124,6 +129,21 @@ def refusal(name: str, given: object, accepted: str) -> OptionError:
     """The error for a value outside what ``accepted`` says."""
     shown = repr(given)
     return OptionError(f"{name} is {shown if len(shown) <= 60 else shown[:57] + '...'}; accepted: {accepted}")
+
+
+T = TypeVar("T", SamplingParams, CacheParams)
+
+
+def each(count: int, name: str, given: T | Sequence[T] | None, default: T) -> list[T]:
+    """Parameters for ``count`` prompts: the one given for all, or one for each. Raises RequestError."""
+    kind = type(default)
+    if given is None or isinstance(given, kind):
+        return [default if given is None else given] * count
+    if not isinstance(given, list | tuple) or not all(isinstance(one, kind) for one in given):
+        raise RequestError(f"{name} is {repr(given)[:60]}; accepted: {kind.__name__}, or a list of them")
+    if len(given) != count:
+        raise RequestError(f"{count} prompts but {len(given)} {name}: give one for all or one for each")
+    return list(given)
 
 
 def check_int(name: str, given: object, low: int, high: float, accepted: str) -> None:

@@ -235,7 +235,9 @@ class Scheduler:
 
     def _is_swap_better(self, state: RequestState, num_written: int) -> bool:
         """Whether the blocks should go to the host pool: bytes over bandwidth, both ways, against FLOPs over rate."""
-        if self.options.preemption == "recompute" or not self.ledger.has_host_pool or num_written == 0:
+        if self.options.preemption == "recompute" or num_written == 0:
+            return False
+        if self.options.preemption == "auto" and not self.ledger.has_host_pool:
             return False
         num_bytes, costs = self.ledger.bytes_to_swap(state.sequence), self.ledger.options.costs
         if num_bytes is None:
@@ -263,15 +265,19 @@ class Scheduler:
                 continue
             is_read = state.request.reads_cache and not self.ledger.is_swapped(state.sequence)
             hit = self.ledger.lookup(state.chain, state.num_known - 1 if is_read else 0)
-            if hit.waits_for is not None:
+            if hit.computing is not None and self._is_worth_waiting(state, hit):
                 self.counters.num_waits += state.awaits is None
-                state.awaits = hit.waits_for, hit.waits_for.num_written
+                state.awaits = hit.computing, hit.computing.num_written
                 at += 1
                 continue
             if not self._admit(state, hit, draft):
                 return
             del self._waiting[at]
             self._continue(state, draft)
+
+    def _is_worth_waiting(self, state: RequestState, hit: Hit) -> bool:
+        """A whole block is; a part of one only at the end of a longer wait."""
+        return hit.num_computing == self.ledger.layout.block_tokens or state.awaits is not None
 
     def _still_awaits(self, state: RequestState) -> bool:
         """Whether the one it waits for has come no further since it was looked up."""

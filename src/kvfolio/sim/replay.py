@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from kvfolio.cache.holding import Usage
 from kvfolio.cache.ledger import Ledger, LedgerOptions
+from kvfolio.cache.moves import Move, SwapIn, SwapOpenIn, SwapOpenOut, SwapOut
 from kvfolio.errors import OptionError
 from kvfolio.planner.compute import weight_bytes_read, weight_flops
 from kvfolio.sched.options import Counters, SchedulerOptions
 from kvfolio.sched.request import Arrive, Event, Leave, Request, RequestId, Step
 from kvfolio.sched.scheduler import Scheduler
-from kvfolio.spec.formats import CacheFormat
 from kvfolio.spec.layers import PagedLayer
 from kvfolio.spec.layout import CacheLayout
 from kvfolio.spec.model import RunnableSpec
@@ -43,6 +43,7 @@ class Outcome:
     finish_s: float | None  # when its last token was there
     num_tokens: int  # generated, each counted once however often it was preempted
     num_preemptions: int
+    num_hit_tokens: int  # of its prompt, found in the cache when it first started
     end: str  # stop, length, left (its tokens ran out, as when its text meets a stop string) or refused
     refusal: str | None  # why, with the numbers
 
@@ -66,6 +67,7 @@ class _Progress:
     finish_s: float | None = None
     num_tokens: int = 0
     num_preemptions: int = 0
+    num_hit_tokens: int = 0
     end: str = ""
     refusal: str | None = None
 
@@ -84,6 +86,7 @@ class _Progress:
             self.finish_s,
             self.num_tokens,
             self.num_preemptions,
+            self.num_hit_tokens,
             self.end,
             self.refusal,
         )
@@ -122,6 +125,9 @@ def replay(
             progress[request_id].end, progress[request_id].refusal = "refused", reason
         for request_id in step.preempted:
             progress[request_id].num_preemptions += 1
+        for admission in step.admitted:
+            if admission.num_preemptions == 0:
+                progress[admission.request_id].num_hit_tokens = admission.num_hit_tokens
         if not step.chunks:
             continue
         now += _checked_time("a step's time", step_time(step))
@@ -158,21 +164,28 @@ def _checked_time(name: str, seconds: float) -> float:
 
 
 def roofline_step_time(
-    spec: RunnableSpec, fmt: CacheFormat, bandwidth_bytes_per_s: float, flops_per_s: float
+    spec: RunnableSpec,
+    layout: CacheLayout,
+    bandwidth_bytes_per_s: float,
+    flops_per_s: float,
+    copy_bytes_per_s: float = math.inf,
 ) -> Callable[[Step], float]:
-    """Seconds of a step = max(bytes read / bandwidth, FLOPs / rate): the limit that no machine of these rates beats.
+    """Seconds of a step = moves, then max(bytes read / bandwidth, FLOPs / rate): what no machine of these rates beats.
+
+    Moves: bytes that go to the host pool or come from it, over ``copy_bytes_per_s``; copies within the cache are free.
 
     Bytes: all weights once, in the published dtype; and for each chunk of tokens [start, stop), in each layer, the
     cache from the first token that the query at ``start`` needs up to ``stop``, once, in ``fmt``. FLOPs: two a weight
     and token; and for each query 2 (k_width + v_width) a head and token it reads. Source: roofline model (Williams et
     al., 2009); the counts are those of planner/compute.py. Norms, activations, sampling and moves count nothing.
     """
-    if not (bandwidth_bytes_per_s > 0 and flops_per_s > 0):
+    if not (bandwidth_bytes_per_s > 0 and flops_per_s > 0 and copy_bytes_per_s > 0):
         raise OptionError(
-            f"bandwidth is {bandwidth_bytes_per_s} B/s and the rate {flops_per_s} FLOP/s; both must be more than 0"
+            f"bandwidth is {bandwidth_bytes_per_s} B/s, the rate {flops_per_s} FLOP/s and that of copies "
+            f"{copy_bytes_per_s} B/s; all must be more than 0"
         )
     weights, flops_per_token = weight_bytes_read(spec, spec.dtype), weight_flops(spec)
-    groups = [(group.kind, group.num_layers, group.layer_bytes_per_token(fmt)) for group in spec.groups()]
+    groups = [(group.kind, group.num_layers, group.layer_bytes_per_token(layout.fmt)) for group in spec.groups()]
     heads = spec.network.num_q_heads
 
     def seconds(step: Step) -> float:
@@ -183,9 +196,19 @@ def roofline_step_time(
                 num_bytes += num_layers * layer_bytes * (stop - kind.first_token_needed(start))
                 read = _tokens_read(kind, stop) - _tokens_read(kind, start)
                 flops += num_layers * 2 * heads * (kind.k_width + kind.v_width) * read
-        return max(num_bytes / bandwidth_bytes_per_s, flops / flops_per_s)
+        moved_s = sum(_bytes_moved(move, layout) for move in step.moves) / copy_bytes_per_s
+        return moved_s + max(num_bytes / bandwidth_bytes_per_s, flops / flops_per_s)
 
     return seconds
+
+
+def _bytes_moved(move: Move, layout: CacheLayout) -> int:
+    """Bytes that a move takes to or from the host pool."""
+    if isinstance(move, SwapOut | SwapIn):
+        return layout.groups[move.group].block_bytes
+    if isinstance(move, SwapOpenOut | SwapOpenIn):
+        return sum(group.open_block_bytes for group in layout.groups)
+    return 0
 
 
 def _tokens_read(kind: PagedLayer, num_queries: int) -> int:
