@@ -20,7 +20,7 @@ if not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")):
 endef
 export CHECK_PYTHON
 
-.PHONY: help setup demo test check bench clean
+.PHONY: help setup demo test soak check bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 8
@@ -51,6 +51,9 @@ demo: setup ## plan a large model, run the default one, then compare decoding wi
 
 test: setup ## all tests; some of them: make test ARGS=tests/cache
 	$(BIN)/python -m pytest $(ARGS)
+
+soak: setup ## the long forms of the random tests: ten times as many operations
+	KVFOLIO_SOAK=10 $(BIN)/python -m pytest tests/cache tests/sched tests/laws
 
 check: setup ## lint, format and types
 	$(BIN)/ruff check .

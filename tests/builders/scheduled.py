@@ -3,12 +3,24 @@
 Knows nothing of what is claimed about it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from small import layout_of, request_of
 
+from kvfolio.cache.holding import BlockTable
 from kvfolio.cache.ledger import Ledger, LedgerOptions
+from kvfolio.cache.moves import (
+    CopyOpen,
+    CopyToOpen,
+    Move,
+    Poison,
+    PoisonOpen,
+    ReturnMemory,
+    SwapIn,
+    SwapOpenOut,
+    SwapOut,
+)
 from kvfolio.sched.options import SchedulerOptions
 from kvfolio.sched.request import Arrive, Event, Finished, RequestId, Step
 from kvfolio.sched.scheduler import Scheduler
@@ -80,3 +92,72 @@ def drain(scheduler: Scheduler, events: Sequence[Event] = (), max_steps: int = 1
         seen.finished += [end.request_id for end in finished]
         assert len(seen.steps) <= max_steps, "it does not end"
     return seen
+
+
+class PretendedStore:
+    """Pools whose blocks hold token ids, so that what a step reads can be compared with what it should read."""
+
+    def __init__(self, layout: CacheLayout) -> None:
+        self.layout = layout
+        groups = range(len(layout.groups))
+        self.sealed: list[dict[int, list[int | None]]] = [{} for _ in groups]
+        self.host: list[dict[int, list[int | None]]] = [{} for _ in groups]
+        self.open: list[dict[int, list[int | None]]] = [{} for _ in groups]
+        self.host_open: list[dict[int, list[int | None]]] = [{} for _ in groups]
+
+    def compute(self, step: Step, texts: Mapping[RequestId, Sequence[int]]) -> None:
+        """Carry out a step: its moves, then its chunks. Every query must read exactly the tokens of ``texts``."""
+        for move in step.moves:
+            self._carry(move)
+        for chunk in step.chunks:
+            text = list(texts[chunk.request_id])
+            stop = chunk.start + len(chunk.token_ids)
+            assert list(chunk.token_ids) == text[chunk.start : stop]
+            for group, table in enumerate(chunk.tables):
+                self._write(group, table, chunk.start, chunk.token_ids)
+                first = self.layout.groups[group].group.kind.first_token_needed(chunk.start)
+                assert self._read(group, table, first, stop) == text[first:stop]
+
+    def _write(self, group: int, table: BlockTable, start: int, token_ids: Sequence[int]) -> None:
+        size = self.layout.block_tokens
+        content = self.open[group].setdefault(table.open_slot, [None] * size)
+        for position, token in enumerate(token_ids, start):
+            content[position % size] = token
+            if position % size == size - 1:
+                self.sealed[group][table.sealed[position // size - table.first_block]] = content.copy()
+
+    def _read(self, group: int, table: BlockTable, start: int, stop: int) -> list[int | None]:
+        size = self.layout.block_tokens
+        found: list[int | None] = []
+        for position in range(start, stop):
+            block = position // size
+            is_open = block == stop // size
+            content = (
+                self.open[group][table.open_slot]
+                if is_open
+                else self.sealed[group][table.sealed[block - table.first_block]]
+            )
+            found.append(content[position % size])
+        return found
+
+    def _carry(self, move: Move) -> None:
+        size, groups = self.layout.block_tokens, range(len(self.layout.groups))
+        if isinstance(move, ReturnMemory | Poison):
+            self.sealed[move.group][move.block] = [None] * size
+        elif isinstance(move, CopyToOpen):
+            self.open[move.group][move.open_slot] = self.sealed[move.group][move.block].copy()
+        elif isinstance(move, SwapOut):
+            self.host[move.group][move.host_block] = self.sealed[move.group][move.block].copy()
+        elif isinstance(move, SwapIn):
+            self.sealed[move.group][move.block] = self.host[move.group].pop(move.host_block)
+        else:
+            for group in groups:
+                here, there = self.open[group], self.host_open[group]
+                if isinstance(move, CopyOpen):
+                    here[move.target] = here[move.source].copy()
+                elif isinstance(move, PoisonOpen):
+                    here[move.open_slot] = [None] * size
+                elif isinstance(move, SwapOpenOut):
+                    there[move.host_slot] = here.get(move.open_slot, [None] * size).copy()
+                else:
+                    here[move.open_slot] = there.pop(move.host_slot)

@@ -177,7 +177,9 @@ class Walk:
         for group, held in enumerate(sequence.held):
             blocks = self.needed(group, hit.num_tokens)
             there = [self.filed[group][sequence.text((block + 1) * self.size)] for block in blocks]
-            assert held == dict(zip(blocks, there, strict=True)), "other blocks are shared than those that hold the text"
+            assert held == dict(zip(blocks, there, strict=True)), (
+                "other blocks are shared than those that hold the text"
+            )
         if moves and isinstance(moves[-1], CopyOpen | CopyToOpen):
             assert all(isinstance(move, CopyOpen | CopyToOpen) for move in moves)
         elif hit.num_tokens % self.size:

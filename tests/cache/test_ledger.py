@@ -308,7 +308,10 @@ def share_a_slot(ledger: Ledger) -> None:
         (share_a_block, "block 0 of group 0, held by 0, 1: counts 1 holders, but 2 hold it; block 3 .* as nothing"),
         (hold_a_free_block, "block 2 .* as nothing; block 9 of group 1, held by 0: marked cold, but listed as held"),
         (free_a_held_block, "block 0 of group 0, held by 0: marked warm, but listed as warm and held; bytes disagree"),
-        (forget_a_sequence, "block 3 of group 0, held by nobody: marked held, but listed as nothing; block 1 of group 1"),
+        (
+            forget_a_sequence,
+            "block 3 of group 0, held by nobody: marked held, but listed as nothing; block 1 of group 1",
+        ),
         (forget_tokens, "sequence 0: 0 passed . 3 sealed blocks != 9 tokens // 4"),
         (forget_that_a_block_was_passed, "sequence 0: 1 passed . 1 sealed blocks != 13 tokens // 4"),
         (free_a_held_slot, "open slots disagree"),

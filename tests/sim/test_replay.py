@@ -41,7 +41,7 @@ def run(*requests: TimedRequest, layout: CacheLayout | None = None) -> Replay:
 def test_a_lone_request_takes_a_step_for_each_chunk_of_its_prompt_and_for_each_further_token() -> None:
     # 20 prompt tokens at 8 a step: steps 1 to 3, the third yields token 1; tokens 2, 3, 4 take a step each.
     (outcome,) = run(timed(7, 20, 4, arrival_s=2.5)).outcomes
-    assert outcome == Outcome(RequestId(7), 2.5, 2.5 + 3, 2.5 + 6, 4, 0, "length", None)
+    assert outcome == Outcome(RequestId(7), 2.5, 2.5 + 3, 2.5 + 6, 4, 0, 0, "length", None)
 
 
 def test_an_idle_clock_jumps_to_the_next_arrival() -> None:
@@ -236,8 +236,9 @@ def test_a_decode_step_reads_the_weights_once_and_each_cache_in_full() -> None:
 
 def test_the_slower_of_memory_and_arithmetic_sets_the_pace() -> None:
     spec, step = spec_of((None, 1)), step_of((0, 4))
-    slow_memory, slow_rate = roofline_step_time(spec, layout_of((None, 1)), 1.0, 10.0), roofline_step_time(spec, layout_of((None, 1)), 10.0, 1.0)
-    both = roofline_step_time(spec, layout_of((None, 1)), 1.0, 1.0)(step)
+    layout = layout_of((None, 1))
+    slow_memory, slow_rate = roofline_step_time(spec, layout, 1.0, 10.0), roofline_step_time(spec, layout, 10.0, 1.0)
+    both = roofline_step_time(spec, layout, 1.0, 1.0)(step)
     assert both == max(slow_memory(step), slow_rate(step)) > min(slow_memory(step), slow_rate(step))
 
 

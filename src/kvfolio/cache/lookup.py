@@ -22,8 +22,19 @@ OTHER_ADAPTER = "other adapter"
 OTHER_FINGERPRINT = "other fingerprint"
 TAIL = "tail of a block"
 NOT_ASKED = "reuse not asked"
+PROMPT_LOGPROBS = "prompt logprobs asked"
 PRIVATE = "prefix cache off"
-MISS_REASONS = (NEVER_SEEN, EVICTED, OTHER_NAMESPACE, OTHER_ADAPTER, OTHER_FINGERPRINT, TAIL, NOT_ASKED, PRIVATE)
+MISS_REASONS = (
+    NEVER_SEEN,
+    EVICTED,
+    OTHER_NAMESPACE,
+    OTHER_ADAPTER,
+    OTHER_FINGERPRINT,
+    TAIL,
+    NOT_ASKED,
+    PROMPT_LOGPROBS,
+    PRIVATE,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,8 @@ def completion_fields(completion: "Completion") -> dict[str, Any]:
         "finish_reason": completion.finish_reason,
         "usage": dataclasses.asdict(completion.usage),
         **({} if completion.logprobs is None else {"logprobs": list(completion.logprobs)}),
+        **({} if completion.prompt_logprobs is None else {"prompt_logprobs": list(completion.prompt_logprobs)}),
+        **({} if completion.prompt_top_logprobs is None else {"prompt_top_logprobs": completion.prompt_top_logprobs}),
         **({} if completion.top_logprobs is None else {"top_logprobs": completion.top_logprobs}),
     }
 

@@ -31,6 +31,8 @@ class Completion:
     usage: Usage
     logprobs: tuple[float, ...] | None  # of each generated token, if asked for
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None
+    prompt_logprobs: tuple[float | None, ...] | None  # of each prompt token, if asked for; the first one has none
+    prompt_top_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None
     ttft_s: float  # from submission to the first token
     time_s: float  # from submission to the last token
     cache: Admission  # what was found in the cache when the request started, and why not more
@@ -81,6 +83,9 @@ class Answer:
 
     def completion(self, reason: str) -> Completion:
         sampled = [output.sampled for output in self.outputs]
+        scores = self.outputs[0].prompt_scores
+        if self.params.prompt_logprobs is not None and scores is None:
+            scores = ()  # a prompt of one token
         wants_logprobs = self.params.logprobs is not None
         return Completion(
             text="".join(self.text),
@@ -89,6 +94,8 @@ class Answer:
             usage=Usage(self.prompt_tokens, len(sampled), self.outputs[0].admission.num_hit_tokens),
             logprobs=tuple(choice.logprob or 0.0 for choice in sampled) if wants_logprobs else None,
             top_logprobs=tuple(choice.top for choice in sampled) if wants_logprobs else None,
+            prompt_logprobs=None if scores is None else (None, *(one.logprob for one in scores)),
+            prompt_top_logprobs=None if scores is None else ((), *(one.top for one in scores)),
             ttft_s=self.first_s - self.submitted_s,
             time_s=self.last_s - self.submitted_s,
             cache=self.outputs[0].admission,

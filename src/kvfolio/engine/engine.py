@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from kvfolio.cache.holding import Usage
 from kvfolio.cache.ledger import Ledger
 from kvfolio.cache.prefix import Scope, TokenChain
@@ -39,6 +41,7 @@ class Output:
     finish_reason: str | None  # stop, length, or None while it goes on
     time_s: float  # on the engine's clock
     admission: Admission  # what of the request was in the cache when it first started
+    prompt_scores: tuple[Sampled, ...] | None  # of the prompt's tokens but its first; with the first output
 
 
 @dataclass(slots=True)
@@ -85,6 +88,8 @@ class Engine:
         self._runner = runner
         self._sampler = Sampler()
         self._params: dict[RequestId, SamplingParams] = {}
+        self._prompts: dict[RequestId, tuple[int, ...]] = {}  # of requests whose prompt is to be scored
+        self._scores: dict[RequestId, dict[int, Sampled]] = {}  # by position in the prompt
         self._admissions: dict[RequestId, Admission] = {}  # the first one of each running request
         self._events: list[Event] = []
         self._next_id = 0
@@ -121,6 +126,7 @@ class Engine:
             self.scope(caching),
             caching.reuse,
             caching.ranges(len(prompt)),
+            params.prompt_logprobs is not None,
         )
 
     def scope(self, caching: CacheParams) -> Scope | None:
@@ -156,6 +162,8 @@ class Engine:
             raise RequestError(reason)
         self._next_id += 1
         self._params[request.id] = params
+        if request.scores_prompt:
+            self._prompts[request.id] = prompt
         self._events.append(Arrive(request))
         return request.id
 
@@ -190,7 +198,7 @@ class Engine:
         if not step.chunks:
             return []
         self._store.carry(step.moves)
-        logits = self._runner.run(step)
+        logits = self._split(step, self._runner.run(step))
         sampling = [chunk.request_id for chunk in step.chunks if chunk.samples]
         sampled = self._sampler.sample(logits, [(request_id, self._params[request_id]) for request_id in sampling])
         tokens = {request_id: choice.token_id for request_id, choice in zip(sampling, sampled, strict=True)}
@@ -198,7 +206,14 @@ class Engine:
         now = self.clock()
         self._measure(step, now - started)
         outputs = [
-            Output(request_id, choice, reasons.get(request_id), now, self._admissions[request_id])
+            Output(
+                request_id,
+                choice,
+                reasons.get(request_id),
+                now,
+                self._admissions[request_id],
+                self._prompt_scores(request_id),
+            )
             for request_id, choice in zip(sampling, sampled, strict=True)
         ]
         for request_id in reasons:
@@ -241,7 +256,35 @@ class Engine:
     def _forget(self, request_id: RequestId) -> None:
         self._params.pop(request_id, None)
         self._admissions.pop(request_id, None)
+        self._prompts.pop(request_id, None)
+        self._scores.pop(request_id, None)
         self._sampler.forget(request_id)
+
+    def _split(self, step: Step, rows: Tensor) -> Tensor:
+        """Take in the scores of prompts; what is left are the rows [num_samples, vocab] of the sampling chunks."""
+        if not any(chunk.scores for chunk in step.chunks):
+            return rows
+        sampling, at = [], 0
+        for chunk in step.chunks:
+            num_rows = len(chunk.token_ids) if chunk.scores else int(chunk.samples)
+            if chunk.scores:
+                prompt = self._prompts[chunk.request_id]
+                asked = self._params[chunk.request_id].prompt_logprobs or 0
+                following = prompt[chunk.start + 1 : chunk.start + 1 + num_rows]
+                scored = self._sampler.score(rows[at : at + num_rows], following, asked)
+                found = self._scores.setdefault(chunk.request_id, {})
+                found.update((chunk.start + 1 + place, one) for place, one in enumerate(scored))
+            at += num_rows
+            if chunk.samples:
+                sampling.append(at - 1)
+        return rows[sampling]
+
+    def _prompt_scores(self, request_id: RequestId) -> tuple[Sampled, ...] | None:
+        """The scores of a whole prompt, handed out once."""
+        if request_id not in self._scores:
+            return None
+        found = self._scores.pop(request_id)
+        return tuple(found[position] for position in sorted(found))
 
     def _audit(self) -> None:
         """Now and then, when there is nothing else to do: are the ledger's laws kept? What breaks them is logged."""

@@ -4,7 +4,6 @@ Knows nothing of how a step is decided or computed.
 """
 
 import math
-import operator
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +21,7 @@ from kvfolio.engine.fingerprint import model_fingerprint
 from kvfolio.engine.machine import check_swap_memory, choose_ops, find_device, machine_costs, usable_kv_memory
 from kvfolio.engine.params import CacheParams, Retention, SamplingParams, check_int, each, refusal
 from kvfolio.engine.runner import Runner
-from kvfolio.engine.sequence import TextSequence
+from kvfolio.engine.sequence import TextSequence, checked_ids
 from kvfolio.engine.text import StopMatcher, TextStream, Tokenizer
 from kvfolio.errors import OptionError, RequestError
 from kvfolio.kernels.codec import TORCH_DTYPES
@@ -271,16 +270,7 @@ class LLM:
         yield from self._run(ids, chosen, each(len(ids), "caching", caching, CacheParams()))
 
     def _token_ids(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
-        if isinstance(prompt, str):
-            return tuple(self.tokenizer.encode(prompt))
-        try:
-            if isinstance(prompt, bytes | dict):
-                raise TypeError
-            return tuple(operator.index(token) for token in prompt)
-        except (TypeError, ValueError) as error:
-            raise RequestError(
-                f"a prompt is {' '.join(repr(prompt)[:60].split())}; accepted: a text or a list of token ids"
-            ) from error
+        return tuple(self.tokenizer.encode(prompt)) if isinstance(prompt, str) else checked_ids(prompt)
 
     def _run(
         self,

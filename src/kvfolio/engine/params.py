@@ -34,6 +34,7 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()  # kept as a tuple
     ignore_eos: bool = False
     logprobs: int | None = None  # None: none; 0: of the chosen token; k: and of the k most likely
+    prompt_logprobs: int | None = None  # the same of the prompt's tokens: none comes from the cache then
 
     def __post_init__(self) -> None:
         check_int("max_tokens", self.max_tokens, 1, math.inf, "1 or more; leave it out for 256")
@@ -46,8 +47,10 @@ class SamplingParams:
             check_int("seed", self.seed, 0, MAX_SEED, "0 to 2**63 - 1; leave it out for another draw each time")
         if not isinstance(self.ignore_eos, bool):
             raise refusal("ignore_eos", self.ignore_eos, "True or False; leave it out to end at the end token")
-        if self.logprobs is not None:
-            check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}; leave it out for none")
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                accepted = f"0 to {MAX_LOGPROBS}; leave it out for none"
+                check_int(name, getattr(self, name), 0, MAX_LOGPROBS, accepted)
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
 

@@ -22,7 +22,9 @@ class Runner:
         self._device = device
 
     def run(self, step: Step) -> Tensor:
-        """Compute ``step``; returns the logits [num_samples, vocab] of the sampling chunks, in their order.
+        """Compute ``step``; returns logits [num_rows, vocab] in the order of its chunks.
+
+        A chunk that scores has a row for each of its tokens, one that only samples a row for its last.
 
         Side effect: the store holds keys and values of all its tokens.
         """
@@ -32,7 +34,9 @@ class Runner:
         for chunk in step.chunks:
             token_ids.extend(chunk.token_ids)
             positions.extend(range(chunk.start, chunk.start + len(chunk.token_ids)))
-            if chunk.samples:
+            if chunk.scores:
+                rows.extend(range(len(token_ids) - len(chunk.token_ids), len(token_ids)))
+            elif chunk.samples:
                 rows.append(len(token_ids) - 1)
         view = self._views.view([(chunk.start, len(chunk.token_ids), chunk.tables) for chunk in step.chunks])
         with torch.inference_mode():

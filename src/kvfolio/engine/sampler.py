@@ -74,6 +74,13 @@ class Sampler:
                 sampled[number] = _with_logprobs(row, token_id, params.logprobs)
         return sampled
 
+    def score(self, logits: Tensor, token_ids: Sequence[int], num_top: int) -> list[Sampled]:
+        """What a row of logits [num_rows, vocab] gave each of ``token_ids``, and its ``num_top`` best."""
+        return [
+            _with_logprobs(row.to("cpu", torch.float32).numpy(), token_id, num_top)
+            for row, token_id in zip(logits, token_ids, strict=False)
+        ]
+
     def forget(self, request_id: Hashable) -> None:
         """Drop the generator of a request that has ended; a request that never drew is no error."""
         self._generators.pop(request_id, None)

@@ -4,11 +4,13 @@ Its blocks are shared through the prefix cache: a fork takes no bytes until it w
 others find. Exact, because a hit is. Knows nothing of blocks.
 """
 
+import operator
 from collections.abc import Callable, Sequence
 
 from kvfolio.engine.answer import Completion
 from kvfolio.engine.params import CacheParams, SamplingParams, check_int
 from kvfolio.engine.text import Tokenizer
+from kvfolio.errors import RequestError
 
 MAX_NEXT_TOKENS = 20
 
@@ -35,8 +37,8 @@ class TextSequence:
         return self._tokenizer.decode(self._token_ids)
 
     def append(self, more: str | Sequence[int]) -> None:
-        """Add a text, as it is, or token ids."""
-        self._token_ids += self._tokenizer.encode_more(more) if isinstance(more, str) else more
+        """Add a text, as it is, or token ids. Raises RequestError, and adds nothing, for anything else."""
+        self._token_ids += self._tokenizer.encode_more(more) if isinstance(more, str) else checked_ids(more)
 
     def generate(self, params: SamplingParams | None = None) -> Completion:
         """Complete the text; the tokens generated become part of it."""
@@ -61,3 +63,14 @@ class TextSequence:
         """Take back the last ``k`` tokens."""
         check_int("k", k, 0, len(self._token_ids), f"0 to {len(self._token_ids)}, the tokens there are")
         del self._token_ids[len(self._token_ids) - k :]
+
+
+def checked_ids(given: Sequence[int]) -> tuple[int, ...]:
+    """Token ids as whole numbers; RequestError for what is none."""
+    try:
+        if isinstance(given, bytes | dict):
+            raise TypeError
+        return tuple(operator.index(token) for token in given)
+    except (TypeError, ValueError) as error:
+        shown = " ".join(repr(given)[:60].split())
+        raise RequestError(f"a prompt is {shown}; accepted: a text or a list of token ids") from error

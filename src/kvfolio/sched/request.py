@@ -26,6 +26,7 @@ class Request:
     scope: Scope | None = field(default_factory=Scope)  # with whom it shares blocks; None: with nobody
     reads_cache: bool = True  # False: everything is computed, though others may hit what it leaves
     keep: tuple[KeepRange, ...] = ()  # how long its blocks are worth keeping
+    scores_prompt: bool = False  # logits are wanted for every prompt token: none can be taken from the cache
 
     @property
     def max_cached_tokens(self) -> int:
@@ -41,6 +42,7 @@ class RequestState:
     arrival: int  # requests are numbered as they come: the lower, the older
     chain: TokenChain  # prompt and generated tokens
     num_preemptions: int = 0
+    num_scored: int = 0  # tokens whose logits somebody has seen, where the prompt is to be scored
     awaits: tuple[OpenText, int] | None = None  # who computes what it needs next, and how far that was
 
     @property
@@ -55,6 +57,13 @@ class RequestState:
     @property
     def num_generated(self) -> int:
         return self.num_known - len(self.request.prompt)
+
+    @property
+    def max_hit(self) -> int:
+        """The most tokens that may come from the cache: the last one is computed, and what is still to be scored."""
+        if not self.request.reads_cache:
+            return 0
+        return min(self.num_known - 1, self.num_scored) if self.request.scores_prompt else self.num_known - 1
 
     @property
     def max_left(self) -> int:
@@ -88,6 +97,7 @@ class Chunk:
     token_ids: tuple[int, ...]
     samples: bool  # whether the logits of the last token yield a new token
     tables: tuple[BlockTable, ...]  # a layer group each
+    scores: bool = False  # whether the logits of all its tokens are wanted
 
 
 @dataclass(frozen=True, slots=True)

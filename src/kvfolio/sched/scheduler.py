@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 
 from kvfolio.cache.holding import Grant
 from kvfolio.cache.ledger import Ledger
-from kvfolio.cache.lookup import NOT_ASKED, PRIVATE, Hit, Miss
+from kvfolio.cache.lookup import NOT_ASKED, PRIVATE, PROMPT_LOGPROBS, Hit, Miss
 from kvfolio.cache.moves import Move
 from kvfolio.cache.prefix import TokenChain
 from kvfolio.errors import InvariantError
@@ -34,6 +34,8 @@ from kvfolio.sched.request import (
 )
 from kvfolio.units import enough_bytes, format_bytes
 
+MAX_SCORED_TOKENS = 128  # tokens of a chunk whose logits are all wanted: a row of logits is as long as the vocabulary
+
 
 class _Draft:
     """The step being put together. A request scheduled in it may still be preempted by an older one."""
@@ -50,7 +52,8 @@ class _Draft:
         stop = start + num_tokens
         token_ids = tuple(state.chain.token_ids[start:stop])
         samples = stop == state.num_known
-        self.chunks[state.request.id] = Chunk(state.request.id, start, token_ids, samples, grant.tables)
+        scores = state.request.scores_prompt and start < len(state.request.prompt)
+        self.chunks[state.request.id] = Chunk(state.request.id, start, token_ids, samples, grant.tables, scores)
         self.moves.extend(grant.moves)
         self.budget -= num_tokens
 
@@ -149,6 +152,7 @@ class Scheduler:
         for chunk in step.chunks:
             state = self._running[chunk.request_id]
             self.ledger.commit(state.sequence)
+            state.num_scored = max(state.num_scored, chunk.start + len(chunk.token_ids))
             if not chunk.samples:
                 continue
             token = tokens[chunk.request_id]
@@ -195,6 +199,8 @@ class Scheduler:
         """Schedule the next tokens of a running request, preempting others if it cannot move at all."""
         start = self.ledger.num_tokens(state.sequence)
         wanted = min(state.num_known - start, draft.budget)
+        if state.request.scores_prompt:
+            wanted = min(wanted, MAX_SCORED_TOKENS)
         while wanted > 0:
             possible = self.ledger.largest_extension(state.sequence, wanted)
             grant = self.ledger.extend(state.sequence, possible) if possible > 0 else None
@@ -263,8 +269,8 @@ class Scheduler:
             if self._still_awaits(state):
                 at += 1
                 continue
-            is_read = state.request.reads_cache and not self.ledger.is_swapped(state.sequence)
-            hit = self.ledger.lookup(state.chain, state.num_known - 1 if is_read else 0)
+            is_swapped = self.ledger.is_swapped(state.sequence)
+            hit = self.ledger.lookup(state.chain, 0 if is_swapped else state.max_hit)
             if hit.computing is not None and self._is_worth_waiting(state, hit):
                 self.counters.num_waits += state.awaits is None
                 state.awaits = hit.computing, hit.computing.num_written
@@ -324,8 +330,8 @@ class Scheduler:
         if not was_swapped and num_hit < state.num_known - 1:
             if request.scope is None:
                 miss = Miss(PRIVATE, 0)
-            elif not request.reads_cache:
-                miss = Miss(NOT_ASKED, 0)
+            elif not request.reads_cache or request.scores_prompt:
+                miss = Miss(NOT_ASKED if not request.reads_cache else PROMPT_LOGPROBS, num_hit)
             else:
                 miss = self.ledger.why_missed(state.chain, state.num_known - 1, hit)
         if state.num_preemptions == 0:
