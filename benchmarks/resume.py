@@ -52,9 +52,8 @@ def main() -> None:
     }
     print(f"first token of {DEPTH:,} tokens, cold: {middle['cold'] * 1e3:.0f} ms")
     print(f"first token when resumed with {NEW}: {middle['resumed'] * 1e3:.1f} ms")
-    print(
-        f"a chunk of {NEW} at that depth: {middle['chunk'] * 1e3:.1f} ms; ratio {middle['resumed'] / middle['chunk']:.2f}"
-    )
+    ratio = middle["resumed"] / middle["chunk"]
+    print(f"a chunk of {NEW} at that depth: {middle['chunk'] * 1e3:.1f} ms; ratio {ratio:.2f}")
 
 
 if __name__ == "__main__":

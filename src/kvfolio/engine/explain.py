@@ -5,7 +5,7 @@ Knows nothing of how a hit is found: cache/lookup.py.
 
 from dataclasses import dataclass
 
-from kvfolio.cache.lookup import PRIVATE
+from kvfolio.cache.lookup import NOT_ASKED, PRIVATE
 from kvfolio.engine.engine import Engine
 from kvfolio.engine.params import CacheParams
 from kvfolio.engine.text import Tokenizer
@@ -42,13 +42,16 @@ def explain(engine: Engine, tokenizer: Tokenizer, prompt: tuple[int, ...], cachi
     """See LLM.explain."""
     chain, ledger, limit = engine.chain(prompt, caching), engine.ledger, len(prompt) - 1
     hit = ledger.lookup(chain, limit if caching.reuse else 0)
-    miss = None if chain.scope is None else ledger.why_missed(chain, limit, hit)
     position = hit.num_tokens if hit.num_tokens < limit else None
+    reads = chain.scope is not None and caching.reuse
+    miss = ledger.why_missed(chain, limit, hit) if reads else None
+    reason = None if miss is None else miss.reason
+    if position is not None and not reads:
+        reason = PRIVATE if chain.scope is None else NOT_ASKED
     groups = tuple(
         GroupHit(group.group.kind.kind, group.group.kind.window, group.group.num_layers, tokens)
         for group, tokens in zip(ledger.layout.groups, hit.group_tokens, strict=True)
     )
-    reason = PRIVATE if chain.scope is None else None if miss is None else miss.reason
     return Explanation(
         prompt_tokens=len(prompt),
         hit_tokens=hit.num_tokens,
