@@ -1,4 +1,4 @@
-"""A text that grows, forks and rolls back, as bookkeeping: what its tokens are, what it refuses, what it asks to compute.
+"""A text that grows, forks and rolls back, as bookkeeping: its tokens, what it refuses, what it asks to compute.
 
 Knows nothing of whether its answers are right (``tests/laws/test_forks.py``).
 """

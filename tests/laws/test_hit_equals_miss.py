@@ -16,14 +16,22 @@ OpenWarm = Callable[..., Warm]
 
 every_setting = pytest.mark.parametrize("setting", SETTINGS, ids=spelled)
 few_settings = pytest.mark.parametrize("setting", FEW, ids=spelled)
-both_sizes = pytest.mark.parametrize("block_tokens", [4, 16])
+every_setting_and_size = pytest.mark.parametrize(
+    ("setting", "block_tokens"),
+    [*((setting, 4) for setting in SETTINGS), *((setting, 16) for setting in FEW)],
+    ids=lambda given: spelled(given) if isinstance(given, Setting) else str(given),
+)
+few_settings_of_both_sizes = pytest.mark.parametrize(
+    ("setting", "block_tokens"),
+    [(setting, size) for setting in FEW for size in (4, 16)],
+    ids=lambda given: spelled(given) if isinstance(given, Setting) else str(given),
+)
 
 
 # ---- where a hit ends -----------------------------------------------------------------------------------------------
 
 
-@both_sizes
-@every_setting
+@every_setting_and_size
 def test_a_prompt_asked_again_is_all_there_but_its_last_token(
     setting: Setting, block_tokens: int, open_warm: OpenWarm
 ) -> None:
@@ -35,8 +43,7 @@ def test_a_prompt_asked_again_is_all_there_but_its_last_token(
     assert warm.cached(prompt, greedy(8)) == expected
 
 
-@both_sizes
-@every_setting
+@every_setting_and_size
 def test_a_text_stored_beyond_the_prompt_leaves_no_trace(
     setting: Setting, block_tokens: int, open_warm: OpenWarm
 ) -> None:  # WO-03
@@ -49,8 +56,7 @@ def test_a_text_stored_beyond_the_prompt_leaves_no_trace(
 
 
 @pytest.mark.parametrize("beyond", [-1, 0, 1, 2])
-@both_sizes
-@every_setting
+@every_setting_and_size
 def test_a_hit_ends_where_the_texts_part(setting: Setting, block_tokens: int, beyond: int, open_warm: OpenWarm) -> None:
     warm, common = open_warm(setting, block_tokens), 2 * block_tokens + beyond
     text = some_tokens(4 * block_tokens, seed=4)  # all sealed
@@ -88,8 +94,7 @@ def test_a_hit_ends_inside_the_open_block_of_a_text_that_goes_on(setting: Settin
 # ---- together -------------------------------------------------------------------------------------------------------
 
 
-@both_sizes
-@every_setting
+@every_setting_and_size
 def test_equal_prompts_in_one_step_are_computed_once(setting: Setting, block_tokens: int, open_warm: OpenWarm) -> None:
     warm, prompt = open_warm(setting, block_tokens), some_tokens(41, seed=7)
     answers = warm.ask([prompt] * 3, greedy(9))
@@ -99,9 +104,8 @@ def test_equal_prompts_in_one_step_are_computed_once(setting: Setting, block_tok
     assert warm.llm.snapshot().counters.num_waits == 2
 
 
-@pytest.mark.parametrize("step", [3, 7, 1024])
-@both_sizes
-@few_settings
+@pytest.mark.parametrize("step", [5, 1024])
+@few_settings_of_both_sizes
 def test_eight_requests_with_one_beginning_arrive_together(
     setting: Setting, block_tokens: int, step: int, open_warm: OpenWarm
 ) -> None:
@@ -112,8 +116,7 @@ def test_eight_requests_with_one_beginning_arrive_together(
     warm.ask(prompts[::-1], greedy(12))
 
 
-@both_sizes
-@every_setting
+@every_setting_and_size
 def test_a_conversation_reads_its_own_answers_again(setting: Setting, block_tokens: int, open_warm: OpenWarm) -> None:
     warm, talk, written = open_warm(setting, block_tokens), [], 0
     for turn in range(4):

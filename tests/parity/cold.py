@@ -3,6 +3,7 @@
 Knows nothing of what made an answer warm.
 """
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor
 from kvfolio import LLM, SamplingParams
 from kvfolio.engine.answer import Completion
 from kvfolio.engine.params import CacheParams
+from kvfolio.sched.scheduler import _Draft
 
 Prompt = Sequence[int]
 
@@ -129,3 +131,16 @@ class Warm:
     def cached(self, prompt: Prompt, params: SamplingParams, caching: CacheParams | None = None) -> int:
         """How many tokens of ``prompt`` were in the cache; its answer is checked."""
         return self.ask([prompt], params, caching).cached[0]
+
+
+def preempt_often(llm: LLM, draw: random.Random) -> None:
+    """Every now and then a running request gives up its blocks, though nobody needs them."""
+    scheduler = llm.engine.scheduler
+    admit_waiting = scheduler._admit_waiting
+
+    def preempt_one(draft: _Draft) -> None:
+        if len(draft.chunks) > 1 and draw.random() < 0.3:
+            scheduler._preempt(draw.choice(list(scheduler._running.values())), draft)
+        admit_waiting(draft)
+
+    scheduler._admit_waiting = preempt_one
