@@ -21,8 +21,9 @@ from kvfolio.cache.moves import (
     SwapOpenOut,
     SwapOut,
 )
+from kvfolio.sched.growth import GrowthForecast
 from kvfolio.sched.options import SchedulerOptions
-from kvfolio.sched.request import Arrive, Event, Finished, RequestId, Step
+from kvfolio.sched.request import Arrive, Event, Finished, RequestId, RequestState, Step
 from kvfolio.sched.scheduler import Scheduler
 from kvfolio.spec.layout import CacheLayout
 
@@ -64,6 +65,13 @@ def expect_answers_of(scheduler: Scheduler, num_tokens: int) -> None:
     run(scheduler, *arrive((999, 1, num_tokens)))
     while not scheduler.is_idle:
         run(scheduler)
+
+
+class CarelessForecast(GrowthForecast):
+    """Expects no growth at all: everybody is admitted who can begin, and pools run dry as often as can be."""
+
+    def num_tokens(self, state: RequestState) -> int:
+        return state.num_known
 
 
 @dataclass

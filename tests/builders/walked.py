@@ -195,9 +195,29 @@ class Walk:
         if miss is not None:
             assert miss.position == hit.num_tokens
             self.note(miss.reason)
+        others = [other for other in self.running.values() if other.chain.scope is not None]
+        start = self.whole_hit(sequence.text(limit))
+        coming = max([0, *(self.coming(other, sequence.text(limit), start) for other in others)])
+        assert hit.num_computing == (coming if coming > hit.num_tokens - start else 0)
+        assert (hit.computing is not None) is (hit.num_computing > 0)
         if hit.computing is not None:
             self.note("wait")
-            assert hit.computing in self.ledger._holdings.values() and hit.computing.num_to_compute >= 2
+
+    def coming(self, other: Sequence, text: Text, start: int) -> int:
+        """How many tokens of ``text`` behind ``start`` could be had from ``other`` once it has computed its text."""
+        if other.num_written // self.size * self.size != start or other.text(start) != text.until(start):
+            return 0
+        if other.known - other.num_written < 2:
+            return 0  # it decodes
+        common = start
+        while common < min(start + self.size, len(text.tokens), other.known) and (
+            other.text(common + 1) == text.until(common + 1)
+        ):
+            common += 1
+        is_sealed = other.known >= start + self.size
+        if is_sealed and common < start + self.size and not self.layout.is_lossless:
+            return 0
+        return common - start if common > other.num_written else 0
 
     def start(self, sequence: Sequence) -> None:
         """Take over the tables that the ledger shows for one that has just begun to run."""

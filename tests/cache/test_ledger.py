@@ -38,7 +38,7 @@ def everything(ledger: Ledger) -> object:
     """All that a ledger knows, to be compared."""
     budget = ledger._budget
     pools = [(bytes(pool._state), list(pool._warm), list(pool._returned), pool._fresh) for pool in budget.pools]
-    fields = "open_slot num_tokens num_written num_filed first_block sealed".split()
+    fields = ["open_slot", "num_tokens", "num_written", "num_filed", "first_block", "sealed"]
     holdings = {name: [getattr(one, field) for field in fields] for name, one in ledger._holdings.items()}
     held = (budget.held_bytes, budget.touched_bytes)
     return pools, list(ledger._slots._free), copy.deepcopy(holdings), held, ledger.usage()

@@ -100,8 +100,17 @@ SEEN: Counter[str] = Counter()
 def test_the_walks_came_past_everything_that_can_happen() -> None:
     if not SEEN:
         pytest.skip("the walks did not run in this process")
-    wanted = "admit hit extend refuse evict deduplicate wait CopyToOpen CopyOpen ReturnMemory SwapOut SwapIn".split()
-    wanted += ["found again", "same slot", "no slot", "no way back", "host full", "never seen", "evicted"]
+    wanted = ["admit", "hit", "extend", "refuse", "evict", "deduplicate", "wait", "CopyToOpen", "CopyOpen", "SwapOut"]
+    wanted += [
+        "SwapIn",
+        "ReturnMemory",
+        "found again",
+        "same slot",
+        "no slot",
+        "no way back",
+        "host full",
+        "never seen",
+        "evicted",
+    ]
     wanted += ["tail of a block", "other namespace", "Poison", "PoisonOpen", "SwapOpenIn"]
-    print(SEEN)
     assert min(SEEN[event] for event in wanted) > 20, SEEN

@@ -35,11 +35,18 @@ def open_warm(open_llm: OpenLLM, find_cold: Callable[[Setting, int], Cold]) -> O
     """Opens a model of a setting, beside its cold run; ``rows``: a pool of so many blocks in each group."""
 
     def open_one(setting: Setting, block_tokens: int = 4, rows: int | None = None, **options: object) -> Warm:
-        options = {"deterministic": True, "debug": True, **setting.options, **options, "block_tokens": block_tokens}
+        options = {
+            "kv_memory": "2MiB",
+            "deterministic": True,
+            "debug": True,
+            **setting.options,
+            **options,
+            "block_tokens": block_tokens,
+        }
+        cold = find_cold(setting, block_tokens)
         if rows is not None:
             options.setdefault("max_running", 3)
-            roomy = open_llm(setting.name, **setting.options, block_tokens=block_tokens)
-            options["kv_memory"] = kv_memory_for(roomy, options["max_running"], rows)
-        return Warm(open_llm(setting.name, **options), find_cold(setting, block_tokens))
+            options["kv_memory"] = kv_memory_for(cold.llm, options["max_running"], rows)
+        return Warm(open_llm(setting.name, **options), cold)
 
     return open_one

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from cold import FEW, SETTINGS, Setting, Warm, spelled
-from served import greedy
+from served import failing, greedy
 from tiny import some_tokens
 
 from kvfolio.engine.params import CacheParams
@@ -125,6 +125,17 @@ def test_a_conversation_reads_its_own_answers_again(setting: Setting, block_toke
         assert answers.cached == [written]  # lossy too: a talk goes on behind the last token written
         talk += answers.tokens[0]
         written = len(talk) - 1  # the last token was never read
+
+
+@few_settings
+def test_a_step_that_fails_when_it_has_written_leaves_nothing_wrong_to_be_found(
+    setting: Setting, open_warm: OpenWarm
+) -> None:
+    warm, prompt = open_warm(setting, 16, max_step_tokens=20), some_tokens(70, seed=9)
+    with failing(warm.llm, RuntimeError("a test"), num_steps=2), pytest.raises(RuntimeError, match="a test"):
+        warm.llm.generate([prompt], greedy(3))  # its open block held tokens 16 to 19, and then 32 to 39
+    assert warm.cached([*prompt[:19], 7], greedy(3)) == 16
+    assert warm.cached(prompt, greedy(3)) >= 16
 
 
 # ---- those who share and those who do not ---------------------------------------------------------------------------

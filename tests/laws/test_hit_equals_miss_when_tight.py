@@ -58,7 +58,7 @@ def test_what_is_left_of_an_evicted_prefix_is_exact(setting: Setting, eviction: 
         cached.append(warm.cached(texts[turn], greedy(4)))
         cached.append(warm.cached([*texts[turn][:30], 9, 8, 7], greedy(4)))
     assert num_evicted(warm.llm) > 0
-    assert len(set(cached)) > 2
+    assert 0 < sum(cached) < 39 * len(cached)
 
 
 @pytest.mark.parametrize("num_others", [1, 2, 4, 6])
@@ -70,6 +70,16 @@ def test_a_hit_needs_only_the_window_before_it(setting: Setting, num_others: int
         warm.ask([some_tokens(21, seed=61 + index)], greedy(2))
     for stop in (60, 53, 34, 21, 18, 60):
         warm.ask([[*text[:stop], 5]], greedy(3))
+
+
+@pytest.mark.parametrize("eviction", POLICIES)
+def test_retention_that_is_changed_and_changed_back_keeps_the_queue_whole(eviction: str, open_warm: OpenWarm) -> None:
+    warm, text = open_warm(FEW[0], rows=20, eviction=eviction), some_tokens(40, seed=68)
+    warm.ask([text], greedy(1))
+    assert [warm.llm.retain(text, Retention(priority)) for priority in (60, 50, 60, 50)] == [10] * 4
+    for seed in range(3):
+        warm.ask([some_tokens(70, seed=seed)], greedy(2))
+    assert num_evicted(warm.llm) >= 20
 
 
 # ---- preemption -----------------------------------------------------------------------------------------------------
@@ -115,7 +125,7 @@ def test_requests_preempted_at_any_time_resume_with_the_same_bits(
 
 @pytest.mark.parametrize("setting", [one for one in FEW if one.name != "mistral"], ids=spelled)
 def test_a_host_pool_that_is_full_makes_the_others_compute_again(setting: Setting, open_warm: OpenWarm) -> None:
-    layout = open_warm(setting).llm.layout
+    layout = open_warm(setting).cold.llm.layout
     memory = 2 * sum(group.open_block_bytes for group in layout.groups) + 16 * layout.row_bytes
     warm = open_warm(setting, rows=64, max_running=4, preemption="swap", swap_memory=memory)
     preempt_often(warm.llm, random.Random(3))

@@ -1,6 +1,7 @@
 """Simulation = decision: the engine and the replay emit equal steps for the same requests.
 
 The engine is the real one, on a real store; its network is a function of (request, position), its clock a counter.
+Prompts begin alike, so that twins share blocks, wait for each other's, evict, keep, and swap.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -12,12 +13,15 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from small import layout_of, layouts, spec_of, token_at
 
-from kvfolio.cache.ledger import Ledger
+from kvfolio.cache.costs import MachineCosts
+from kvfolio.cache.eviction import POLICIES
+from kvfolio.cache.ledger import Ledger, LedgerOptions
+from kvfolio.cache.prefix import Scope
 from kvfolio.engine.engine import Engine, Output
-from kvfolio.engine.params import SamplingParams
+from kvfolio.engine.params import CacheParams, Retention, SamplingParams
 from kvfolio.errors import RequestError
 from kvfolio.planner.memory import CacheOptions, plan_cache
-from kvfolio.sched.options import Counters, SchedulerOptions
+from kvfolio.sched.options import PREEMPTIONS, Counters, SchedulerOptions
 from kvfolio.sched.request import Event, Request, RequestId, Step
 from kvfolio.sched.scheduler import Scheduler
 from kvfolio.sim.replay import Replay, TimedRequest, replay, roofline_step_time
@@ -25,6 +29,7 @@ from kvfolio.spec.layout import CacheLayout
 from kvfolio.store.pools import CacheStore
 
 VOCAB = 11
+PLAIN = CacheParams()
 
 
 @dataclass(frozen=True)
@@ -36,10 +41,13 @@ class Ask:
     arrival_s: float
     stop: int = VOCAB  # a token id; VOCAB: none
     leave_after: int = 1000  # tokens after which the user has seen enough, as when a stop string is met
+    own_from: int = 1000  # prompts are alike up to here
+    caching: CacheParams = PLAIN
 
     @property
     def prompt(self) -> tuple[int, ...]:
-        return tuple(index % VOCAB for index in range(self.num_prompt))
+        own = int(self.arrival_s * 2) + self.max_tokens
+        return tuple((index + own * (index >= self.own_from)) % VOCAB for index in range(self.num_prompt))
 
     @property
     def params(self) -> SamplingParams:
@@ -51,8 +59,8 @@ class RecordingScheduler(Scheduler):
 
     steps: list[Step]
 
-    def step(self, events: Iterable[Event]) -> Step:
-        step = super().step(events)
+    def step(self, events: Iterable[Event], now_s: float | None = None) -> Step:
+        step = super().step(events, now_s)
         self.steps.append(step)
         return step
 
@@ -86,15 +94,19 @@ class Served:
 
 
 def serve(
-    layout: CacheLayout, options: SchedulerOptions, asks: Sequence[Ask], step_time: Callable[[Step], float]
+    layout: CacheLayout,
+    options: SchedulerOptions,
+    asks: Sequence[Ask],
+    step_time: Callable[[Step], float],
+    caching: LedgerOptions,
 ) -> Served:
     """Drive the engine as the LLM does: submit what has come, step, cancel what has said enough."""
-    scheduler = RecordingScheduler(Ledger(layout), options)
+    scheduler = RecordingScheduler(Ledger(layout, caching), options)
     scheduler.steps = []
     network = PretendedNetwork(step_time)
     spec = spec_of(*((group.group.kind.window, group.group.num_layers) for group in layout.groups), vocab_size=VOCAB)
-    store = CacheStore(layout, torch.device("cpu"))
-    engine = Engine(spec, scheduler, store, network, clock=lambda: network.now)  # type: ignore[arg-type]
+    store = CacheStore(layout, torch.device("cpu"), caching.host)
+    engine = Engine(spec, scheduler, store, network, clock=lambda: network.now, fingerprint=b"x")  # type: ignore[arg-type]
     arrivals = sorted(asks, key=lambda ask: ask.arrival_s)
     asked: dict[RequestId, Ask] = {}
     refusals: dict[RequestId, str] = {}
@@ -105,7 +117,7 @@ def serve(
         while arrivals and arrivals[0].arrival_s <= network.now:
             ask = arrivals.pop(0)
             try:
-                request_id = engine.submit(ask.prompt, ask.params)
+                request_id = engine.submit(ask.prompt, ask.params, ask.caching)
             except RequestError as error:
                 request_id = RequestId(1000 + len(refusals))
                 refusals[request_id] = str(error)
@@ -118,7 +130,15 @@ def serve(
         engine.ledger.check()
     requests = [
         TimedRequest(
-            Request(request_id, ask.prompt, ask.max_tokens, frozenset({ask.stop})),
+            Request(
+                request_id,
+                ask.prompt,
+                ask.max_tokens,
+                frozenset({ask.stop}),
+                Scope(b"", ask.caching.namespace),  # another fingerprint than the engine's: no decision rests on it
+                ask.caching.reuse,
+                ask.caching.ranges(len(ask.prompt)),
+            ),
             ask.arrival_s,
             tuple(output.sampled.token_id for output in outputs[request_id]) or (0,),
         )
@@ -132,11 +152,13 @@ def assert_twins(
     options: SchedulerOptions,
     asks: Sequence[Ask],
     step_time: Callable[[Step], float] = lambda step: 1.0,
+    caching: LedgerOptions | None = None,
 ) -> Replay:
     """Serve ``asks`` with the engine, replay them with the tokens it produced, and require equality throughout."""
-    served = serve(layout, options, asks, step_time)
+    caching = caching or LedgerOptions()
+    served = serve(layout, options, asks, step_time, caching)
     steps: list[Step] = []
-    result = replay(layout, options, served.requests, step_time, steps.append)
+    result = replay(layout, options, served.requests, step_time, steps.append, caching)
     if served.refusals:  # the engine refuses at its door, before a step sees the request
         assert [replace(step, refused=()) for step in steps if step.chunks] == [s for s in served.steps if s.chunks]
         assert {id_: reason for step in steps for id_, reason in step.refused} == served.refusals
@@ -160,11 +182,13 @@ def replace_refused(counters: Counters) -> Counters:
 # ---- chosen workloads -----------------------------------------------------------------------------------------------
 
 CROWD = [
-    Ask(num_prompt=9, max_tokens=12, arrival_s=0),
-    Ask(num_prompt=17, max_tokens=6, arrival_s=0),
-    Ask(num_prompt=3, max_tokens=20, arrival_s=2, stop=4),
-    Ask(num_prompt=12, max_tokens=9, arrival_s=3, leave_after=4),
-    Ask(num_prompt=1, max_tokens=15, arrival_s=40.5, leave_after=1),
+    Ask(num_prompt=1, max_tokens=1, arrival_s=0),  # a short answer: both expect such ones, and more requests start
+    Ask(num_prompt=9, max_tokens=12, arrival_s=1, own_from=0),
+    Ask(num_prompt=7, max_tokens=14, arrival_s=1, own_from=0),
+    Ask(num_prompt=17, max_tokens=6, arrival_s=2),
+    Ask(num_prompt=3, max_tokens=20, arrival_s=3, stop=4),
+    Ask(num_prompt=12, max_tokens=9, arrival_s=4, leave_after=4),
+    Ask(num_prompt=1, max_tokens=15, arrival_s=60.5, leave_after=1),
 ]
 
 
@@ -177,7 +201,30 @@ def test_twins_agree_on_a_crowd_whose_pool_is_ample_or_too_small(
     result = assert_twins(layout, SchedulerOptions(max_context=64, max_step_tokens=10), CROWD)
     has_full_layers = any(window is None for window, _ in shapes)
     assert (result.counters.num_preemptions > 0) is (rows == 5 and has_full_layers)
-    assert [outcome.end for outcome in result.outcomes[3:]] == ["left", "left"]
+    assert result.counters.num_hit_tokens > 0
+    assert [outcome.end for outcome in result.outcomes[5:]] == ["left", "left"]
+
+
+HOST = layout_of((None, 2), (6, 1), rows=12, num_open=3)
+COSTS = MachineCosts(flops_per_s=1.0, copy_bytes_per_s=50.0, flops_per_token=1.0, flops_per_read=0.1)
+
+
+@pytest.mark.parametrize("eviction", ["gdsf", "s3fifo"])
+@pytest.mark.parametrize("preemption", ["swap", "auto", "recompute"])
+def test_twins_agree_with_everything_switched_on(eviction: str, preemption: str) -> None:
+    # Twelve requests of two tenants that begin alike; some keep their blocks for a while, one reads nothing.
+    keeps = (Retention(90, ttl_s=6.0, part="prompt"), Retention(10, part="decoded"))
+    asks = [Ask(1, 1, 0.0)]
+    for index in range(12):
+        caching = CacheParams((None, "a")[index % 3 == 0], index != 7, keeps if index % 4 == 1 else ())
+        asks.append(Ask(9 + index % 5, 6 + 5 * (index % 3), 1.0 + index // 3, own_from=6 + index % 4, caching=caching))
+    caching = LedgerOptions(eviction, HOST, COSTS, debug=True)
+    layout = layout_of((None, 2), (6, 1), rows=8, num_open=5)
+    options = SchedulerOptions(max_context=64, max_step_tokens=10, preemption=preemption)
+    counters = assert_twins(layout, options, asks, caching=caching).counters
+    assert min(counters.num_preemptions, counters.num_hit_tokens, counters.num_waits) > 0
+    assert (counters.num_swaps > 0) is (preemption != "recompute")
+    assert counters.num_finished == 13
 
 
 def test_twins_agree_that_memory_moves_between_groups() -> None:
@@ -207,7 +254,7 @@ def test_twins_agree_under_the_clock_of_a_machine() -> None:
     layout = plan_cache(spec, "f32", CacheOptions(kv_memory=3000, block_tokens=4, max_running=4))
     step_time = roofline_step_time(spec, layout, bandwidth_bytes_per_s=9e3, flops_per_s=2e4)
     result = assert_twins(layout, SchedulerOptions(max_context=64, max_step_tokens=7), CROWD, step_time)
-    assert result.end_s > 40
+    assert result.end_s > 60
 
 
 # ---- random workloads -----------------------------------------------------------------------------------------------
@@ -223,22 +270,56 @@ def crowds(draw: st.DrawFn) -> list[Ask]:
             arrival_s=draw(st.integers(0, 16)) / 2,
             stop=draw(st.integers(0, VOCAB + 30)),
             leave_after=draw(st.integers(1, 40)),
+            own_from=draw(st.integers(0, 20)),
+            caching=CacheParams(draw(st.sampled_from([None, "a"])), draw(st.booleans()), draw(retentions)),
         )
         for _ in range(draw(st.integers(2, 7)))
     ]
 
 
+retentions = st.lists(
+    st.builds(
+        Retention,
+        priority=st.integers(0, 100),
+        ttl_s=st.sampled_from([None, 0.5, 3.0]),
+        part=st.sampled_from(["all", "prompt", "decoded"]),
+        start=st.integers(0, 6),
+        pin=st.booleans(),
+    ),
+    max_size=2,
+)
+
+
+@st.composite
+def cachings(draw: st.DrawFn, layout: CacheLayout) -> LedgerOptions:
+    """Every policy, with and without a host pool and what is known of the machine."""
+    num_blocks, num_open = draw(st.integers(1, 12)), draw(st.integers(1, 3))
+    groups = tuple(replace(group, num_blocks=num_blocks, num_open_blocks=num_open) for group in layout.groups)
+    host = replace(layout, groups=groups) if draw(st.booleans()) else None
+    return LedgerOptions(draw(st.sampled_from(sorted(POLICIES))), host, draw(st.sampled_from([None, COSTS])))
+
+
 @settings(max_examples=250, deadline=None)
 @given(
+    data=st.data(),
     layout=layouts(min_rows=3, min_open=2),
     crowd=crowds(),
     max_step_tokens=st.integers(1, 24),
     per_token_s=st.sampled_from([0.0, 0.125]),
+    preemption=st.sampled_from(PREEMPTIONS),
 )
 def test_twins_agree_on_any_requests_with_any_memory(
-    layout: CacheLayout, crowd: list[Ask], max_step_tokens: int, per_token_s: float
+    data: st.DataObject,
+    layout: CacheLayout,
+    crowd: list[Ask],
+    max_step_tokens: int,
+    per_token_s: float,
+    preemption: str,
 ) -> None:
-    options = SchedulerOptions(max_context=50, max_step_tokens=max_step_tokens)
-    result = assert_twins(layout, options, crowd, lambda step: 1.0 + per_token_s * step.num_tokens)
-    event(f"preemptions: {min(result.counters.num_preemptions, 3)}")
+    options = SchedulerOptions(50, max_step_tokens, preemption, data.draw(st.integers(0, 3)))
+    caching = data.draw(cachings(layout))
+    first = Ask(1, 1, 0.0)  # a short answer: what is expected is less than what comes
+    result = assert_twins(layout, options, [first, *crowd], lambda step: 1.0 + per_token_s * step.num_tokens, caching)
+    event(f"preemptions: {min(result.counters.num_preemptions, 3)}, swaps: {min(result.counters.num_swaps, 1)}")
+    event(f"hits: {result.counters.num_hit_tokens > 0}")
     event(f"refused: {min(result.counters.num_refused, 3)}")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from scheduled import PretendedStore
+from scheduled import CarelessForecast, PretendedStore
 from small import EXACT, layout_of
 
 from kvfolio.cache.costs import MachineCosts
@@ -22,9 +22,8 @@ from kvfolio.cache.eviction import POLICIES
 from kvfolio.cache.ledger import Ledger, LedgerOptions
 from kvfolio.cache.prefix import Scope
 from kvfolio.cache.retention import KeepRange
-from kvfolio.sched.growth import GrowthForecast
 from kvfolio.sched.options import PREEMPTIONS, Counters, SchedulerOptions
-from kvfolio.sched.request import Arrive, Event, Leave, Request, RequestId, RequestState, Step
+from kvfolio.sched.request import Arrive, Event, Leave, Request, RequestId, Step
 from kvfolio.sched.scheduler import Scheduler
 from kvfolio.spec.formats import INT8, CacheFormat
 from kvfolio.spec.layout import CacheLayout
@@ -67,13 +66,6 @@ def expected_answer(request: Request) -> list[int]:
     return answer
 
 
-class CarelessForecast(GrowthForecast):
-    """Expects no growth at all: everybody is admitted who can begin. That requests end does not rest on forecasts."""
-
-    def num_tokens(self, state: RequestState) -> int:
-        return state.num_known
-
-
 def run(
     layout: CacheLayout,
     options: SchedulerOptions,
@@ -83,7 +75,7 @@ def run(
 ) -> Run:
     """Run all of ``comes``, the ledger checked twice a step; fails when more steps compute than the bound allows."""
     scheduler, store, done = Scheduler(Ledger(layout, caching), options), PretendedStore(layout), Run()
-    if is_careless:
+    if is_careless:  # that requests end does not rest on forecasts
         scheduler._forecast = CarelessForecast()
     texts = {come.request.id: list(come.request.prompt) for come in comes}
     at, last = 0, max(max(come.at, come.leaves_at or 0) for come in comes)

@@ -185,6 +185,20 @@ def test_a_protected_request_waits_for_room_for_all_it_may_need() -> None:
     assert parts(run(scheduler)[0]) == [(1, 21, 1, True), (2, 0, 2, False)]
 
 
+def test_nobody_takes_from_a_protected_request_not_even_an_older_one() -> None:
+    # As above with 13 blocks: 2 starts again in step 23, and in step 35 the older 1 finds none for its 36th token.
+    scheduler = scheduler_of(layout_of(FULL, rows=13), max_step_tokens=3, max_preemptions=1)
+    expect_answers_of(scheduler, 1)
+    run(scheduler, *arrive((0, 4, 40), (1, 4, 40)), Arrive(replace(request_of(2, 4, 21), scope=None)))
+    steps = [run(scheduler)[0] for _ in range(21)]
+    assert [step.preempted for step in steps] == [()] * 20 + [(2,)]
+    run(scheduler, Leave(RequestId(0)))
+    for _ in range(11):
+        run(scheduler)
+    step, _ = run(scheduler)
+    assert (parts(step), step.preempted, scheduler.num_running) == ([(2, 20, 1, True)], (), 2)
+
+
 # ---- how: copied or computed again ----------------------------------------------------------------------------------
 
 

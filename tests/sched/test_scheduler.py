@@ -164,6 +164,19 @@ def test_the_largest_request_that_fits_is_served_and_one_token_more_is_not(num_p
         assert "holds 51 tokens" in refusal(larger, scheduler_of(layout))
 
 
+def test_what_is_usable_is_what_is_checked_at_the_size_of_a_large_pool() -> None:
+    # ME-01: 13 blocks of 8,192 tokens, the last of them open: 12 sealed ones and 8,191 tokens.
+    layout = layout_of((None, 1), rows=12, block_tokens=8192, num_open=1)
+    scheduler = scheduler_of(layout, max_context=106_497, max_step_tokens=1 << 17)
+    assert layout.longest_sequence(10**6) == 106_495
+    for num_prompt, max_tokens in ((98_304, 1), (98_304, 8192), (106_495, 1)):
+        assert scheduler.refusal(request_of(0, num_prompt, max_tokens)) is None
+    for num_prompt, max_tokens in ((98_304, 8193), (106_495, 2), (106_496, 1)):
+        assert "holds 106,495 tokens" in (scheduler.refusal(request_of(0, num_prompt, max_tokens)) or "")
+    step, finished = run(scheduler, *arrive((0, 106_495, 1), (1, 106_496, 1)))
+    assert ([one for one, _ in step.refused], [end.request_id for end in finished]) == ([1], [0])
+
+
 @pytest.mark.parametrize(
     ("num_prompt", "max_tokens", "words"),
     [

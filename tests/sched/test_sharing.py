@@ -174,6 +174,19 @@ def test_when_all_who_compute_are_aborted_one_after_the_other_the_last_one_ends(
     assert scheduler.counters.num_tokens_computed == 1500 + 3
 
 
+def test_when_the_one_who_computes_is_stuck_for_lack_of_blocks_and_aborted_another_takes_over() -> None:
+    # Request 0 grows beyond what was expected of it and takes the last block, behind which 1 stands still at 39 tokens.
+    scheduler = scheduler_of(layout_of((None, 1), rows=11), max_step_tokens=6)
+    prompt = tuple(range(500, 541))
+    alike = [Arrive(Request(RequestId(1), prompt, 1)), Arrive(Request(RequestId(2), (*prompt, 7), 1))]
+    run(scheduler, *arrive((0, 2, 10)), *alike)
+    steps = [run(scheduler)[0] for _ in range(8)]
+    assert [parts(step) for step in steps[-2:]] == [[(0, 8, 1, True), (1, 34, 5, False)], [(0, 9, 1, True)]]
+    assert (scheduler.counters.num_waits, scheduler.num_waiting) == (1, 1)
+    assert parts(run(scheduler, Leave(RequestId(1)))[0]) == [(0, 10, 1, True)]  # 10 blocks are not free yet
+    assert parts(run(scheduler)[0]) == [(2, 39, 3, True)]
+
+
 def test_one_that_waits_may_leave() -> None:
     scheduler = scheduler_of(layout(), 256, max_context=4096)
     run(scheduler, *crowd([5, 6, 7]))

@@ -1,6 +1,7 @@
 """The replay: a virtual clock around the real scheduler. Every request ends or is refused; every time is derived."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -9,6 +10,8 @@ from hypothesis import strategies as st
 from small import EXACT, layout_of, layouts, request_of, shapes, spec_of, token_at
 
 from kvfolio.cache.holding import BlockTable
+from kvfolio.cache.ledger import LedgerOptions
+from kvfolio.cache.prefix import Scope
 from kvfolio.errors import OptionError
 from kvfolio.planner.compute import attention_flops, cache_bytes_read, weight_bytes_read, weight_flops
 from kvfolio.sched.options import SchedulerOptions
@@ -126,6 +129,32 @@ def test_preemptions_are_told_apart_by_request_and_tokens_counted_once() -> None
     assert (first.num_tokens, second.num_tokens) == (8, 8)
     assert result.counters.num_preemptions == 1
     assert result.peak.sealed_by_group == (3,)
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@pytest.mark.parametrize("scope", [None, Scope()], ids=["private", "shared"])
+def test_a_pool_that_must_preempt_ends_requests_as_one_that_never_does(scope: Scope | None, preemption: str) -> None:
+    # ME-04: eight requests behind a short one; every token is counted once, however often its request starts.
+    asked = [timed(9, 1, 1)] + [timed(index, 3 + index, LONG + index % 3, 1.0) for index in range(8)]
+    requests = [replace(one, request=replace(one.request, scope=scope)) for one in asked]
+    options = SchedulerOptions(64, 16, preemption)
+    ample, tight = (
+        replay(layout, options, requests, one_second, caching=LedgerOptions(host=layout))
+        for layout in (layout_of((None, 1), rows=60, num_open=8), layout_of((None, 1), rows=ROWSX, num_open=8))
+    )
+    assert ample.counters.num_preemptions == 0 < tight.counters.num_preemptions
+    assert max(outcome.num_preemptions for outcome in tight.outcomes) > 1
+    for one, other in zip(ample.outcomes, tight.outcomes, strict=True):
+        assert (one.num_tokens, one.end) == (other.num_tokens, other.end)
+    assert ample.counters.num_prompt_tokens == tight.counters.num_prompt_tokens
+    needed = sum(len(one.request.prompt) + len(one.generated) - 1 for one in requests)
+    assert ample.counters.num_tokens_computed == needed
+    if preemption == "swap":  # nothing is lost
+        assert (tight.counters.num_tokens_computed, tight.counters.num_tokens_lost) == (needed, 0)
+    elif scope is None:  # prompt and generated tokens are computed again
+        assert tight.counters.num_tokens_computed == needed + tight.counters.num_tokens_lost
+    else:  # but for what is still there
+        assert needed < tight.counters.num_tokens_computed < needed + tight.counters.num_tokens_lost
 
 
 # ---- what is refused before anything runs ---------------------------------------------------------------------------

@@ -35,10 +35,9 @@ def find_faults(
     found: list[Fault] = []
     for group, pool in enumerate(budget.pools):
         holders = Counter(block for holding in holdings.values() for block in holding.sealed[group])
-        for block, what in pool.faults(holders):
+        for block, what in pool.faults(holders) + _card_faults(budget, group):
             owners = tuple(name for name, holding in holdings.items() if block in holding.sealed[group])
             found.append(Fault(what, group, block, owners))
-        found += _card_faults(budget, group)
     found += [Fault(what) for what in budget.index.faults()]
     found += _byte_faults(budget)
     found += [Fault(what) for what in slots.faults([holding.open_slot for holding in holdings.values()])]
@@ -50,17 +49,17 @@ def find_faults(
     return tuple(found)
 
 
-def _card_faults(budget: BlockBudget, group: int) -> list[Fault]:
+def _card_faults(budget: BlockBudget, group: int) -> list[tuple[BlockId, str]]:
     """Cards and blocks must point at each other."""
     pool, index = budget.pools[group], budget.index
-    found = []
+    found: list[tuple[BlockId, str]] = []
     for number, card in enumerate(pool.cards):
         if card is not None and (card.blocks[group] != number or index.cards.get(card.digest) is not card):
-            found.append(Fault("its card does not know it", group, BlockId(number)))
+            found.append((BlockId(number), "its card does not know it"))
     for card in index.cards.values():
         block = card.blocks[group]
         if block is not None and pool.cards[block] is not card:
-            found.append(Fault(f"card {card.digest.hex()[:8]} names it in vain", group, BlockId(block)))
+            found.append((BlockId(block), f"card {card.digest.hex()[:8]} names it in vain"))
     return found
 
 

@@ -138,11 +138,17 @@ class BlockBudget:
     def quarantine(self, group: int, block: BlockId, what: str) -> None:
         """Put a block out of use for good, and say so; nobody finds it any more."""
         pool = self.pools[group]
-        if not 0 <= block < pool.num_blocks or pool.is_quarantined(block):
+        if not 0 <= block < pool.num_blocks:
+            logger.error("block %d of group %d does not exist, please report this: %s", block, group, what)
+            return
+        if pool.is_quarantined(block):
             return
         logger.error("block %d of group %d is put out of use, please report this: %s", block, group, what)
         pool.quarantine(block)
-        pool.drop_card(block, lambda card: self.index.forget_block(card, group, self.now_s))
+        own, pool.cards[block] = pool.cards[block], None
+        for card in [*self.index.cards.values(), own]:  # any may name it: the two need not agree any more
+            if card is not None and card.blocks[group] == block:
+                self.index.forget_block(card, group, self.now_s)
         self.num_quarantined += 1
         self.recount()
 

@@ -4,6 +4,7 @@ Knows nothing of who holds a block, of bytes or of eviction order.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from kvfolio.cache.prefix import Scope
 
@@ -71,7 +72,7 @@ class PrefixIndex:
                 card = cards[digest] = Card(digest, parent, tokens, first + place, nowhere.copy())
                 if child.setdefault(parent, card) is not card:
                     self._siblings.setdefault(parent, []).append(card)
-                if digest in self._evicted and self._evicted.pop(digest)[1]:
+                if digest in self._evicted and self._evicted[digest][1]:  # remembered on: another group may lack it
                     card.was_evicted = True
             written.append(card)
             parent = digest
@@ -112,17 +113,19 @@ class PrefixIndex:
         return [other for other in self._scopes if other != scope]
 
     def _remove(self, card: Card) -> None:
-        del self.cards[card.digest]
-        others = self._siblings.get(card.parent)
-        if self._child[card.parent] is not card:
-            assert others is not None
-            others.remove(card)
+        """Also a card that is not where it should be: an audit must not fall over what it is to heal."""
+        if self.cards.get(card.digest) is card:
+            del self.cards[card.digest]
+        others = self._siblings.get(card.parent, [])
+        if self._child.get(card.parent) is not card:
+            with suppress(ValueError):
+                others.remove(card)
         elif others:
             self._child[card.parent] = others.pop()
         else:
             del self._child[card.parent]
-        if others is not None and not others:
-            del self._siblings[card.parent]
+        if not others:
+            self._siblings.pop(card.parent, None)
 
     def faults(self) -> list[str]:
         """What contradicts itself among the cards."""

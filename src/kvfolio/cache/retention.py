@@ -54,18 +54,26 @@ class Retention:
         it lasts.
         """
         best = highest(ranges, start, stop)
-        if best is not None and (best.priority >= card.priority or card.uses == 0):
+        if best is None:
+            return
+        is_first = card.uses == 0 and card.priority == DEFAULT_PRIORITY
+        if (
+            is_first
+            or best.priority > card.priority
+            or (best.priority == card.priority and _prolongs(card, best, now_s))
+        ):
             self.put(card, best, now_s)
 
     def put(self, card: Card, kept: KeepRange, now_s: float) -> None:
         """The card has this priority from now on, whatever it had."""
-        card.priority = kept.priority
+        card.priority, before_s = kept.priority, card.expires_s
         card.expires_s = None if kept.ttl_s is None else now_s + kept.ttl_s
-        if card.expires_s is not None:
+        if card.expires_s is not None and card.expires_s != before_s:
             self._count += 1
             heapq.heappush(self._due, (card.expires_s, self._count, card))
             if len(self._due) > self._most:
-                self._due = [entry for entry in self._due if entry[2].is_filed and entry[2].expires_s == entry[0]]
+                valid = (entry for entry in self._due if entry[2].is_filed and entry[2].expires_s == entry[0])
+                self._due = list({id(entry[2]): entry for entry in valid}.values())
                 heapq.heapify(self._due)
                 self._most = max(1024, 2 * len(self._due))
 
@@ -76,6 +84,11 @@ class Retention:
             if card.expires_s == due_s:  # else it was used again since
                 card.priority, card.expires_s = DEFAULT_PRIORITY, None
                 reprioritise(card)
+
+
+def _prolongs(card: Card, kept: KeepRange, now_s: float) -> bool:
+    """Whether ``kept`` ends later than what the card was given."""
+    return card.expires_s is not None and (kept.ttl_s is None or now_s + kept.ttl_s > card.expires_s)
 
 
 def highest(ranges: Sequence[KeepRange], start: int, stop: int) -> KeepRange | None:

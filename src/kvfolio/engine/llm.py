@@ -23,7 +23,7 @@ from kvfolio.engine.params import CacheParams, Retention, SamplingParams, check_
 from kvfolio.engine.runner import Runner
 from kvfolio.engine.sequence import TextSequence, checked_ids
 from kvfolio.engine.text import StopMatcher, TextStream, Tokenizer
-from kvfolio.errors import OptionError, RequestError
+from kvfolio.errors import BudgetError, OptionError, RequestError
 from kvfolio.kernels.codec import TORCH_DTYPES
 from kvfolio.models.build import build_model
 from kvfolio.models.weights import Progress, open_weights
@@ -161,7 +161,10 @@ class LLM:
                 raise OptionError("preemption 'swap' needs a host pool: give swap_memory, such as 1GiB")
             return None
         check_swap_memory(num_bytes, self.device, weights + options.kv_memory)
-        return plan_cache(self.spec, self.dtype, replace(options, kv_memory=num_bytes, split=True))
+        try:
+            return plan_cache(self.spec, self.dtype, replace(options, kv_memory=num_bytes, split=True))
+        except BudgetError as error:
+            raise BudgetError(str(error).replace("kv_memory", "swap_memory")) from error
 
     def _fingerprint(self, source: ModelSource, ops_name: str) -> bytes:
         place = f"{ops_name} on {self.device.type}"
