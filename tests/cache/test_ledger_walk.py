@@ -64,7 +64,7 @@ def replace_counts(layout: CacheLayout, rows: int) -> CacheLayout:
 
 
 TestAnyLife = AnyLife.TestCase
-TestAnyLife.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestAnyLife.settings = settings(max_examples=60 * SOAK, stateful_step_count=50, deadline=None)
 
 CASES: dict[str, tuple[tuple[Shape, ...], int | None, tuple[int, ...] | None]] = {
     "full": (((None, 1),), None, None),

@@ -255,7 +255,8 @@ def test_the_oldest_cached_block_goes_first_whichever_group_it_is_of() -> None:
     # Full: 32 bytes a block; window 4: 96. 320 bytes are 10 blocks of one or 3 of the other.
     ledger = ledger_of((None, 1), (4, 3), budget_bytes=320)
     pass_by(ledger, A, text(0, 9))  # full 0 1, window 0 1: 256 bytes; query 9 reads 6 …: window 0 was cached first
-    assert write(ledger, B, text(100, 4)) == 0  # full 2: 288 bytes; the window's own block 0 is the oldest
+    begin(ledger, B, text(100, 4))
+    assert grow(ledger, B, 4) == ()  # full 2: 288 bytes; the window's own block 0 is the oldest: its memory stays
     assert (blocks(ledger, B, 0), blocks(ledger, B, 1)) == ([2], [0])
     assert ledger.usage().cached_by_group == (2, 1)
 

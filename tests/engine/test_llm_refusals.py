@@ -111,8 +111,8 @@ def test_what_is_no_list_of_prompts_is_refused(prompts: Any, open_llm: OpenLLM) 
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ([greedy(1)], "2 prompts but 1 sampling parameters: give one for all or one for each"),
-        ([greedy(1)] * 3, "2 prompts but 3 sampling parameters"),
+        ([greedy(1)], "2 prompts but 1 params: give one for all or one for each"),
+        ([greedy(1)] * 3, "2 prompts but 3 params"),
         ({"max_tokens": 3}, "params is {'max_tokens': 3}; accepted: SamplingParams, or a list of them"),
         ([greedy(1), None], "accepted: SamplingParams"),
         (5, "params is 5"),

@@ -39,6 +39,8 @@ def test_nothing_asked_is_greedy_and_unfiltered() -> None:
         ("ignore_eos", True),
         ("logprobs", 0),
         ("logprobs", 20),
+        ("prompt_logprobs", 0),
+        ("prompt_logprobs", 20),
     ],
 )
 def test_the_ends_of_a_range_are_accepted(field: str, given: object) -> None:
@@ -56,6 +58,7 @@ REFUSED = {
     "stop_token_ids": [[-1], [1.0], [True], ["1"], None, 5, "12", {1}],
     "ignore_eos": [0, 1, None, "yes"],
     "logprobs": [-1, 21, 5.0, True, False, "5", math.nan],
+    "prompt_logprobs": [-1, 21, 5.0, True, False, "5", math.nan],
 }
 
 

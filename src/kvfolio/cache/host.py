@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from kvfolio.cache.blocks import BlockId, BlockPool, OpenSlots
 from kvfolio.cache.eviction import EvictionQueue, find_policy
+from kvfolio.cache.holding import Holding
+from kvfolio.cache.moves import Move, SwapOpenOut, SwapOut
 from kvfolio.cache.prefix import TokenChain
 from kvfolio.cache.retention import KeepRange
 from kvfolio.spec.layout import CacheLayout
@@ -45,18 +47,24 @@ class HostPool:
             for pool, group in zip(self._pools, self.layout.groups, strict=True)
         )
 
-    def fits(self, counts: list[int]) -> bool:
-        """Whether one more sequence with so many sealed blocks in each group has room."""
-        return self._slots.num_free > 0 and all(
-            count <= pool.num_free for count, pool in zip(counts, self._pools, strict=True)
-        )
+    def bytes_for(self, holding: Holding) -> int | None:
+        """Bytes that ``holding`` has written; None when there is no room for them."""
+        counts = list(zip(holding.written_blocks(), self._pools, self.layout.groups, strict=True))
+        if self._slots.num_free == 0 or any(count > pool.num_free for count, pool, _ in counts):
+            return None
+        return sum(count * group.block_bytes + group.open_block_bytes for count, _, group in counts)
 
-    def take(self, counts: list[int]) -> tuple[tuple[tuple[BlockId, ...], ...], int]:
-        """Host blocks in each group, and a slot for the open block. The caller has asked ``fits``."""
-        blocks = tuple(tuple(pool.take(count)) for pool, count in zip(self._pools, counts, strict=True))
+    def take(self, holding: Holding) -> tuple[Swapped, tuple[Move, ...]]:
+        """Room for what ``holding`` has written, and the moves to here. The caller has asked ``bytes_for``."""
+        pairs = zip(self._pools, holding.written_blocks(), strict=True)
+        blocks = tuple(tuple(pool.take(count)) for pool, count in pairs)
         slot = self._slots.take()
         assert slot is not None
-        return blocks, slot
+        moves: list[Move] = [SwapOpenOut(holding.open_slot, slot)]
+        for group, (sources, targets) in enumerate(zip(holding.sealed, blocks, strict=True)):
+            moves += [SwapOut(group, source, target) for source, target in zip(sources, targets, strict=False)]
+        first_block = tuple(holding.first_block)
+        return Swapped(holding.chain, holding.num_written, first_block, blocks, slot, holding.keep), tuple(moves)
 
     def give(self, swapped: Swapped) -> None:
         """The sequence is back on the device, or has ended."""

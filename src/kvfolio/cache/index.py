@@ -3,8 +3,9 @@
 Knows nothing of who holds a block, of bytes or of eviction order.
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
-from contextlib import suppress
+from itertools import islice
 
 from kvfolio.cache.prefix import Scope
 
@@ -51,8 +52,8 @@ class PrefixIndex:
         self._num_remembered = num_remembered
         self.cards: dict[bytes, Card] = {}  # by digest
         self._child: dict[bytes, Card] = {}  # by parent: one card ...
-        self._siblings: dict[bytes, list[Card]] = {}  # ... and, where there are several, the others, newest last
-        self._evicted: dict[bytes, tuple[float, bool]] = {}  # digest → when, and whether it was never hit; oldest first
+        self._siblings: dict[bytes, dict[Card, None]] = {}  # ... and, where there are several, the others, newest last
+        self._evicted = OrderedDict[bytes, tuple[float, bool]]()  # when, and whether it was never hit; oldest first
         self._scopes: dict[Scope, None] = {}  # latest last
 
     def __len__(self) -> int:
@@ -71,7 +72,7 @@ class PrefixIndex:
                 tokens = packed[place * size : (place + 1) * size]
                 card = cards[digest] = Card(digest, parent, tokens, first + place, nowhere.copy())
                 if child.setdefault(parent, card) is not card:
-                    self._siblings.setdefault(parent, []).append(card)
+                    self._siblings.setdefault(parent, {})[card] = None
                 if digest in self._evicted and self._evicted[digest][1]:  # remembered on: another group may lack it
                     card.was_evicted = True
             written.append(card)
@@ -84,7 +85,7 @@ class PrefixIndex:
         self._evicted.pop(card.digest, None)
         self._evicted[card.digest] = now_s, card.uses == 0 and not card.was_evicted
         if len(self._evicted) > self._num_remembered:
-            del self._evicted[next(iter(self._evicted))]
+            self._evicted.popitem(last=False)
         if not card.is_filed:
             self._remove(card)
 
@@ -94,7 +95,7 @@ class PrefixIndex:
         if first is None:
             return []
         others = self._siblings.get(parent)
-        return [first] if others is None else [*others[: -MAX_SIBLINGS - 1 : -1], first]
+        return [first] if others is None else [*islice(reversed(others), MAX_SIBLINGS), first]
 
     def evicted_at(self, digest: bytes) -> float | None:
         """When the block of ``digest`` was evicted from any group last; None if it was not, or that is forgotten."""
@@ -116,12 +117,11 @@ class PrefixIndex:
         """Also a card that is not where it should be: an audit must not fall over what it is to heal."""
         if self.cards.get(card.digest) is card:
             del self.cards[card.digest]
-        others = self._siblings.get(card.parent, [])
+        others = self._siblings.get(card.parent, {})
         if self._child.get(card.parent) is not card:
-            with suppress(ValueError):
-                others.remove(card)
+            others.pop(card, None)
         elif others:
-            self._child[card.parent] = others.pop()
+            self._child[card.parent], _ = others.popitem()
         else:
             del self._child[card.parent]
         if not others:

@@ -16,7 +16,7 @@ from kvfolio.cache.holding import Grant, Holding, OpenTexts, SequenceId, Usage
 from kvfolio.cache.host import HostPool, Swapped
 from kvfolio.cache.index import Card
 from kvfolio.cache.lookup import Hit, Miss, find_hit, why_missed
-from kvfolio.cache.moves import CopyOpen, CopyToOpen, Move, PoisonOpen, SwapIn, SwapOpenIn, SwapOpenOut, SwapOut
+from kvfolio.cache.moves import CopyOpen, CopyToOpen, Move, PoisonOpen, SwapIn, SwapOpenIn
 from kvfolio.cache.prefix import TokenChain
 from kvfolio.cache.retention import KeepRange, Retention, highest
 from kvfolio.errors import InvariantError
@@ -46,6 +46,7 @@ class Ledger:
         self._retention = Retention()
         self._host = None if self.options.host is None else HostPool(self.options.host)
         self._swapped: dict[SequenceId, Swapped] = {}
+        self._generation = 0  # changes whenever blocks change hands
 
     # ---- questions: nothing changes ---------------------------------------------------------------------------------
 
@@ -80,8 +81,10 @@ class Ledger:
     def lookup(self, chain: TokenChain, limit: int) -> Hit:
         """The longest usable hit of at most ``limit`` tokens of ``chain``. Good until the ledger changes."""
         if chain.scope is None or limit <= 0:
-            return Hit(0, [], None, (0,) * len(self.layout.groups))
-        return find_hit(self.layout, self._budget.index, chain, limit, self._open_texts.by_parent)
+            return Hit(0, [], None, (0,) * len(self.layout.groups), generation=self._generation)
+        hit = find_hit(self.layout, self._budget.index, chain, limit, self._open_texts.by_parent)
+        hit.generation = self._generation
+        return hit
 
     def why_missed(self, chain: TokenChain, limit: int, hit: Hit) -> Miss | None:
         """Why ``hit`` has fewer than ``limit`` tokens of a chain that is not private; None when it has them all."""
@@ -144,11 +147,14 @@ class Ledger:
         """
         if sequence in self._holdings or sequence in self._swapped:
             raise InvariantError(f"sequence {sequence} is admitted twice")
+        if hit is not None and hit.generation != self._generation:
+            raise InvariantError(f"sequence {sequence} is admitted with an old answer: look it up again")
         slot = self._slots.take()
         if slot is None:
             return None
         chain = chain or TokenChain((), None, self.layout.block_tokens)
         hit = hit or self.lookup(chain, 0)
+        self._generation += 1
         tokens = self.layout.block_tokens
         holding = self._holdings[sequence] = Holding(chain, slot, keep, hit.num_tokens, hit.num_tokens)
         holding.num_filed = hit.num_tokens // tokens
@@ -178,6 +184,7 @@ class Ledger:
         rows = (holding.num_tokens + num_new) // tokens - holding.num_tokens // tokens
         moves: list[Move] = []
         if rows:
+            self._generation += 1
             for group, sealed in enumerate(holding.sealed):
                 sealed += self._budget.take(group, rows, moves)
             holding.changed()
@@ -189,6 +196,7 @@ class Ledger:
 
         Window layers give back the blocks that no later query reads.
         """
+        self._generation += 1
         holding = self._holdings[sequence]
         holding.num_written = holding.num_tokens
         if holding.chain.scope is not None and holding.num_written // self.layout.block_tokens > holding.num_filed:
@@ -212,6 +220,7 @@ class Ledger:
         The last ones are evicted first. The tokens of its open block can be copied until the slot is needed. A sequence
         that is swapped out leaves the host pool.
         """
+        self._generation += 1
         swapped = self._swapped.pop(sequence, None)
         if swapped is not None:
             assert self._host is not None
@@ -304,31 +313,18 @@ class Ledger:
 
     def bytes_to_swap(self, sequence: SequenceId) -> int | None:
         """Bytes that ``swap_out`` would copy; None when the host pool has no room for them, or is not there."""
-        counts = self._holdings[sequence].written_blocks()
-        if self._host is None or not self._host.fits(counts):
-            return None
-        return sum(
-            count * group.block_bytes + group.open_block_bytes
-            for count, group in zip(counts, self.layout.groups, strict=True)
-        )
+        return None if self._host is None else self._host.bytes_for(self._holdings[sequence])
 
     def swap_out(self, sequence: SequenceId) -> tuple[Move, ...]:
         """Move what ``sequence`` has written to the host pool; on the device it then holds nothing.
 
         The caller has asked ``bytes_to_swap``. Tokens granted but not written are given up.
         """
-        holding = self._holdings[sequence]
         assert self._host is not None
-        host_blocks, host_slot = self._host.take(holding.written_blocks())
-        moves: list[Move] = [SwapOpenOut(holding.open_slot, host_slot)]
-        for group, (blocks, targets) in enumerate(zip(holding.sealed, host_blocks, strict=True)):
-            moves += [SwapOut(group, block, target) for block, target in zip(blocks, targets, strict=False)]
-        swapped = Swapped(
-            holding.chain, holding.num_written, tuple(holding.first_block), host_blocks, host_slot, holding.keep
-        )
+        swapped, moves = self._host.take(self._holdings[sequence])
         self.release(sequence)
         self._swapped[sequence] = swapped
-        return tuple(moves)
+        return moves
 
     def swap_in(self, sequence: SequenceId) -> tuple[Move, ...] | None:
         """Bring a swapped sequence back: blocks that are still there are shared, the others copied.
@@ -346,6 +342,7 @@ class Ledger:
             return None
         slot = self._slots.take()
         assert slot is not None
+        self._generation += 1
         del self._swapped[sequence]
         holding = self._holdings[sequence] = Holding(
             swapped.chain, slot, swapped.keep, swapped.num_tokens, swapped.num_tokens

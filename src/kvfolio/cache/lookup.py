@@ -73,6 +73,7 @@ class Hit:
     group_tokens: tuple[int, ...]  # whole blocks that each group alone would accept, in tokens
     computing: OpenText | None = None  # it is about to compute tokens that come next
     num_computing: int = 0  # how many of the block behind the last whole one
+    generation: int = 0  # of the ledger that was asked: the answer is worthless when that has changed
 
 
 def find_hit(
