@@ -136,7 +136,7 @@ def random_steps(geometry: LayerGeometry, layout: CacheLayout, seed: int, num_st
                 gone = draw.choice(list(texts))
                 ledger.release(gone)
                 del texts[gone]
-            assert ledger.admit(sequence)
+            assert ledger.admit(sequence) is not None
             texts[sequence] = text_of(geometry, length, seed * 1000 + index)
         parts = []
         for sequence, text in texts.items():

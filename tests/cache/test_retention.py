@@ -11,8 +11,15 @@ from small import layout_of
 
 from kvfolio.cache.index import DEFAULT_PRIORITY, PIN, Card
 from kvfolio.cache.ledger import Ledger, LedgerOptions
+from kvfolio.cache.prefix import TokenChain
 from kvfolio.cache.retention import KeepRange, Retention, highest
 from kvfolio.errors import OptionError
+
+
+def retain(ledger: Ledger, chain: TokenChain, keep: tuple[KeepRange, ...]) -> int:
+    """Retain, and how many blocks it concerned."""
+    ledger.retain(chain, keep)
+    return ledger.num_kept(chain, keep)
 
 
 def ledger_of(rows: int = 4) -> Ledger:
@@ -103,7 +110,7 @@ def test_a_pin_is_not_lowered_by_a_sequence_that_comes_back_from_the_host_pool()
     layout = layout_of((None, 1))
     ledger = Ledger(layout, LedgerOptions(host=layout))
     write(ledger, A, text(0, 5), keep=(KeepRange(20),))
-    assert ledger.retain(chain_of(text(0, 4)), (KeepRange(PIN),)) == 1
+    assert retain(ledger, chain_of(text(0, 4)), (KeepRange(PIN),)) == 1
     ledger.swap_out(A)
     ledger.swap_in(A)
     ledger.commit(A)
@@ -163,11 +170,11 @@ def test_retain_sets_what_is_there_and_says_how_much_that_is() -> None:
     ledger = ledger_of()
     pass_by(ledger, A, text(0, 8), (KeepRange(80),))
     pass_by(ledger, A, text(100, 4))
-    assert ledger.retain(chain_of(text(0, 14)), (KeepRange(5, start=4),)) == 1  # block 1; block 2 is not there
+    assert retain(ledger, chain_of(text(0, 14)), (KeepRange(5, start=4),)) == 1  # block 1; block 2 is not there
     assert [priority(ledger, text(0, 8), block) for block in range(2)] == [80, 5]  # lowered: this is an order
-    assert ledger.retain(chain_of(text(0, 14)), (KeepRange(PIN, ttl_s=2.0),)) == 2
-    assert ledger.retain(chain_of(text(0, 14)), ()) == 0
-    assert ledger.retain(chain_of(text(200, 8)), (KeepRange(PIN),)) == 0
+    assert retain(ledger, chain_of(text(0, 14)), (KeepRange(PIN, ttl_s=2.0),)) == 2
+    assert retain(ledger, chain_of(text(0, 14)), ()) == 0
+    assert retain(ledger, chain_of(text(200, 8)), (KeepRange(PIN),)) == 0
     write(ledger, B, text(300, 8))  # 3, then that of 100
     assert (blocks(ledger, B), survivors(ledger, 0, 100)) == ([3, 2], [0])
     ledger.tick(2.0)

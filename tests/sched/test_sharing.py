@@ -10,9 +10,12 @@ import pytest
 from scheduled import Drained, arrive, drain, parts, run, scheduler_of
 from small import EXACT, Shape, layout_of
 
+from kvfolio.cache.ledger import Ledger
 from kvfolio.cache.lookup import OTHER_NAMESPACE, PRIVATE, TAIL
-from kvfolio.cache.prefix import Scope
-from kvfolio.sched.request import Arrive, Leave, Request, RequestId
+from kvfolio.cache.prefix import Scope, TokenChain
+from kvfolio.cache.retention import KeepRange
+from kvfolio.sched.options import SchedulerOptions
+from kvfolio.sched.request import Arrive, Leave, Request, RequestId, Retain
 from kvfolio.sched.scheduler import Scheduler
 from kvfolio.spec.formats import INT8, CacheFormat
 from kvfolio.spec.layout import CacheLayout
@@ -273,3 +276,21 @@ def test_one_that_reads_nothing_leaves_its_blocks_for_others() -> None:
     drain(scheduler, [Arrive(Request(RequestId(0), prompt, 1, reads_cache=False))])
     step, _ = run(scheduler, Arrive(Request(RequestId(1), prompt, 1)))
     assert parts(step) == [(1, 9, 1, True)]
+
+
+def test_what_is_to_be_kept_is_an_event_that_both_twins_can_be_told() -> None:
+    ledger = Ledger(layout_of((None, 1), rows=4))
+    scheduler = Scheduler(ledger, SchedulerOptions(max_context=64))
+    texts = [tuple(range(start, start + 5)) for start in (0, 100, 200, 300)]
+    for number, prompt in enumerate(texts):
+        drain(scheduler, [Arrive(Request(RequestId(number), prompt, 1))])
+    scheduler.step([Retain(texts[0], Scope(), (KeepRange(90, ttl_s=5.0),))], now_s=1.0)
+    drain(scheduler, [Arrive(Request(RequestId(4), tuple(range(400, 405)), 1))])
+
+    def is_there(prompt: tuple[int, ...]) -> bool:
+        return ledger.lookup(TokenChain(prompt, Scope(), 4), 4).num_tokens == 4
+
+    assert [is_there(prompt) for prompt in texts] == [True, False, True, True]
+    scheduler.step([], now_s=6.0)  # its time is over: it is the newest of its priority, the others go first
+    drain(scheduler, [Arrive(Request(RequestId(5), tuple(range(500, 505)), 1))])
+    assert [is_there(prompt) for prompt in texts] == [True, False, False, True]

@@ -12,7 +12,7 @@ from kvfolio.cache.prefix import Scope
 DEFAULT_PRIORITY = 50  # of what nobody asked to keep longer or shorter
 PIN = 101  # above every priority: evicted last
 MAX_SIBLINGS = 32  # blocks behind one digest that a search for a common beginning looks at: the newest
-MAX_SCOPES = 64  # scopes that are remembered to explain a miss
+MAX_SCOPES = 32  # scopes that are remembered to explain a miss
 
 
 class _NewCard:

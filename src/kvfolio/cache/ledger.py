@@ -288,17 +288,22 @@ class Ledger:
         self._budget.now_s = now_s
         self._retention.expire(now_s, self._budget.reprioritise)
 
-    def retain(self, chain: TokenChain, keep: Sequence[KeepRange]) -> int:
-        """Set how long the written blocks of a text are kept from now on; returns how many of them are there."""
-        tokens, num_found = self.layout.block_tokens, 0
-        for block, digest in enumerate(chain.digests(len(chain.token_ids) // tokens)):
-            card = self._budget.index.cards.get(digest)
-            kept = highest(keep, block * tokens, (block + 1) * tokens)
-            if card is not None and kept is not None:
-                num_found += 1
-                self._retention.put(card, kept, self._budget.now_s)
-                self._budget.reprioritise(card)
-        return num_found
+    def retain(self, chain: TokenChain, keep: Sequence[KeepRange]) -> None:
+        """Set how long the written blocks of a text are kept from now on, whatever was asked for before."""
+        for card, kept in self._touched(chain, keep):
+            self._retention.put(card, kept, self._budget.now_s)
+            self._budget.reprioritise(card)
+
+    def num_kept(self, chain: TokenChain, keep: Sequence[KeepRange]) -> int:
+        """How many written blocks of a text ``retain`` would concern."""
+        return len(self._touched(chain, keep))
+
+    def _touched(self, chain: TokenChain, keep: Sequence[KeepRange]) -> list[tuple[Card, KeepRange]]:
+        """The cards of a text that ranges touch, each with the range that counts."""
+        tokens, cards = self.layout.block_tokens, self._budget.index.cards
+        found = map(cards.get, chain.digests(len(chain.token_ids) // tokens))
+        ranges = ((card, highest(keep, block * tokens, (block + 1) * tokens)) for block, card in enumerate(found))
+        return [(card, kept) for card, kept in ranges if card is not None and kept is not None]
 
     # ---- swapping ---------------------------------------------------------------------------------------------------
 

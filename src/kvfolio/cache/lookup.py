@@ -13,7 +13,7 @@ from kvfolio.cache.prefix import TokenChain, common_tokens
 from kvfolio.spec.layers import PagedLayer
 from kvfolio.spec.layout import CacheLayout
 
-MAX_BLOCKS_EXPLAINED = 4096  # blocks of other scopes that are digested to explain one miss
+MAX_BLOCKS_EXPLAINED = 1024  # blocks of other scopes that are digested to explain one miss
 
 NEVER_SEEN = "never seen"
 EVICTED = "evicted"

@@ -21,7 +21,7 @@ from kvfolio.engine.sampler import Sampled, Sampler
 from kvfolio.errors import RequestError
 from kvfolio.planner.compute import cache_bytes_read, weight_bytes_read
 from kvfolio.sched.options import Counters
-from kvfolio.sched.request import Admission, Arrive, Event, Leave, Request, RequestId, Step
+from kvfolio.sched.request import Admission, Arrive, Event, Leave, Request, RequestId, Retain, Step
 from kvfolio.sched.scheduler import Scheduler
 from kvfolio.spec.model import RunnableSpec
 from kvfolio.store.pools import CacheStore
@@ -135,10 +135,13 @@ class Engine:
 
     def retain(self, tokens: Sequence[int], caching: CacheParams) -> int:
         """Set how long the blocks of a text are kept; returns how many of its blocks there are."""
-        if self._fingerprint is None:
+        scope = self.scope(caching)
+        if scope is None:
             return 0
-        self.ledger.tick(self.clock())
-        return self.ledger.retain(self.chain(tokens, caching), caching.ranges(len(tokens)))
+        keep = caching.ranges(len(tokens))
+        self._events.append(Retain(tuple(tokens), scope, keep))
+        self.settle()
+        return self.ledger.num_kept(self.chain(tokens, caching), keep)
 
     def chain(self, tokens: Sequence[int], caching: CacheParams) -> TokenChain:
         """A text as the ledger knows it."""
@@ -230,7 +233,7 @@ class Engine:
         if self._stepping:
             return
         events, self._events = self._events, []
-        self.scheduler.take_in(events)
+        self.scheduler.take_in(events, self.clock())
 
     def abandon(self) -> None:
         """End all requests, after an error in the middle of a step: nothing stays held."""

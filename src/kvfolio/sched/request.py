@@ -85,7 +85,16 @@ class Leave:
     request_id: RequestId
 
 
-Event = Arrive | Leave
+@dataclass(frozen=True, slots=True)
+class Retain:
+    """Event: the written blocks of a text are to be kept by these ranges from now on."""
+
+    token_ids: tuple[int, ...]
+    scope: Scope
+    keep: tuple[KeepRange, ...]
+
+
+Event = Arrive | Leave | Retain
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from kvfolio.sched.request import (
     Request,
     RequestId,
     RequestState,
+    Retain,
     Step,
 )
 from kvfolio.units import enough_bytes, format_bytes
@@ -118,9 +119,7 @@ class Scheduler:
 
         ``now_s`` is the time on the caller's clock, by which blocks are kept; without it no time passes.
         """
-        if now_s is not None:
-            self.ledger.tick(now_s)
-        refused = self.take_in(events)
+        refused = self.take_in(events, now_s)
         draft = _Draft(self.options.max_step_tokens)
         for decoding in (True, False):  # decodes first: a long prompt must not stall those who are already reading
             for state in tuple(self._running.values()):
@@ -166,8 +165,10 @@ class Scheduler:
         self.counters.num_finished += len(finished)
         return tuple(finished)
 
-    def take_in(self, events: Iterable[Event]) -> tuple[tuple[RequestId, str], ...]:
+    def take_in(self, events: Iterable[Event], now_s: float | None = None) -> tuple[tuple[RequestId, str], ...]:
         """Book ``events`` without scheduling anything; returns the arrivals that can never be served, and why."""
+        if now_s is not None:
+            self.ledger.tick(now_s)
         refused: list[tuple[RequestId, str]] = []
         for event in events:
             if isinstance(event, Arrive):
@@ -178,6 +179,10 @@ class Scheduler:
                     self._num_arrived += 1
                 else:
                     refused.append((event.request.id, reason))
+                continue
+            if isinstance(event, Retain):
+                chain = TokenChain(event.token_ids, event.scope, self.ledger.layout.block_tokens)
+                self.ledger.retain(chain, event.keep)
                 continue
             for state in [state for state in self._waiting if state.request.id == event.request_id]:
                 self._waiting.remove(state)
