@@ -41,10 +41,19 @@ def test_what_nobody_wrote_was_never_seen() -> None:
 
 
 @pytest.mark.parametrize(("num_tokens", "position"), [(10, 8), (11, 8), (7, None), (9, None)])
-def test_tokens_that_fill_no_block_are_the_tail_of_one(num_tokens: int, position: int | None) -> None:
+def test_tokens_that_fill_no_block_and_that_no_block_begins_with_were_never_seen(
+    num_tokens: int, position: int | None
+) -> None:
     ledger = ledger_of()
     pass_by(ledger, A, text(0, 8))
-    assert miss_of(ledger, text(0, num_tokens)) == (None if position is None else Miss(TAIL, position))
+    assert miss_of(ledger, text(0, num_tokens)) == (None if position is None else Miss(NEVER_SEEN, position))
+
+
+def test_in_a_lossy_format_tokens_that_a_sealed_block_begins_with_are_its_tail() -> None:
+    ledger = Ledger(lossy(layout_of((None, 1))))
+    pass_by(ledger, A, text(0, 12))
+    assert miss_of(ledger, text(0, 11)) == Miss(TAIL, 8)  # 8 and 9 lie in the sealed block 2
+    assert miss_of(ledger, [*text(0, 8), 99, 99, 99]) == Miss(NEVER_SEEN, 8)
 
 
 def test_in_a_lossy_format_a_block_that_would_be_entered_in_its_middle_is_a_tail() -> None:
@@ -172,6 +181,6 @@ def test_explaining_a_miss_needs_no_more_than_the_tokens_that_are_known() -> Non
     grow(ledger, A, 3)
     leave(ledger, A)
     forget_open(ledger)
-    assert miss_of(ledger, text(0, 3)) == Miss(TAIL, 0)
+    assert miss_of(ledger, text(0, 3)) == Miss(NEVER_SEEN, 0)  # its open block is gone, and was never sealed
     chain = chain_of(text(0, 4), SCOPE)
     assert ledger.why_missed(chain, 3, ledger.lookup(chain, 3)) == Miss(NEVER_SEEN, 0)

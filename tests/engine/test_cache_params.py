@@ -61,9 +61,14 @@ def test_nothing_asked_is_the_common_namespace_with_reuse_and_no_retention() -> 
     assert params.ranges(10) == ()
 
 
-@pytest.mark.parametrize("namespace", [None, "", "tenant", "é\0\n", "x" * 10_000, "\ud800"])
+@pytest.mark.parametrize("namespace", [None, "", "tenant", "é\0\n", "x" * 1024, "\ud800"])
 def test_any_text_is_a_namespace(namespace: str | None) -> None:
     assert CacheParams(namespace).namespace == namespace
+
+
+def test_a_namespace_is_kept_by_many_and_so_it_is_short() -> None:
+    with pytest.raises(OptionError, match="namespace is .*at most 1024 characters"):
+        CacheParams("x" * 1025)
 
 
 def test_one_retention_is_a_list_of_one() -> None:

@@ -137,12 +137,12 @@ def test_another_namespace_is_named_as_such_but_not_which(llm: LLM) -> None:
     assert hit_reason_position(llm, PROMPT, namespace="a") == (199, None, None)
 
 
-def test_tokens_that_fill_no_block_are_a_tail(llm: LLM) -> None:
+def test_other_tokens_at_the_end_were_never_seen_though_they_fill_no_block(llm: LLM) -> None:
     llm.generate([PROMPT[:100]], greedy(1))
     llm.generate([[*PROMPT[:96], 7, 8, 9], [5] * 20], greedy(1))
-    expected = (96, "tail of a block", 96)
+    expected = (96, "never seen", 96)
     assert hit_reason_position(llm, [*PROMPT[:96], 11, 12, 13]) == asked(llm, [*PROMPT[:96], 11, 12, 13]) == expected
-    assert asked(llm, [9, 9]) == (0, "tail of a block", 0)
+    assert asked(llm, [9, 9]) == (0, "never seen", 0)
 
 
 def test_a_lossy_block_cannot_be_entered_in_its_middle(open_llm: OpenLLM) -> None:
@@ -204,5 +204,20 @@ def test_what_is_no_prompt_is_refused(prompt: object, llm: LLM) -> None:
         llm.explain(prompt)  # type: ignore[arg-type]
 
 
-def test_an_empty_prompt_is_explained_without_harm(llm: LLM) -> None:
-    assert hit_reason_position(llm, []) == (0, None, None)
+@pytest.mark.parametrize("prompt", [[], [-1] * 20, [5, 10**30]])
+def test_what_no_request_could_ask_is_refused_alike(llm: LLM, prompt: list[int]) -> None:
+    with pytest.raises(RequestError) as refused:
+        llm.explain(prompt)
+    with pytest.raises(RequestError) as asked_for_real:
+        llm.generate([prompt])
+    assert str(refused.value)[:20] == str(asked_for_real.value)[:20]
+
+
+@pytest.mark.parametrize("given", ["tenant", [], {}, 3])
+def test_parameters_of_another_kind_are_refused(llm: LLM, given: object) -> None:
+    with pytest.raises(RequestError, match="caching"):
+        llm.explain([5, 6], given)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="caching"):
+        llm.sequence([5, 6], given)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="params"):
+        llm.samples([5, 6], 2, given)  # type: ignore[arg-type]

@@ -15,13 +15,17 @@ MAX_SIBLINGS = 32  # blocks behind one digest that a search for a common beginni
 MAX_SCOPES = 32  # scopes that are remembered to explain a miss
 
 
+Ask = tuple[int, float]  # a priority, and until when
+
+
 class _NewCard:
     """What most cards have in common for all their life: it costs nothing to write it on them."""
 
     __slots__ = ()
 
     priority = DEFAULT_PRIORITY
-    expires_s: float | None = None  # when the priority is the default again
+    asks: tuple[Ask, ...] = ()  # what was asked for: falling priorities, each lasting longer than the one before
+    expires_s: float | None = None  # when the first of them ends
     uses = 0  # hits since it was written
     was_evicted = False  # before it was ever hit, and came back before that was forgotten
 

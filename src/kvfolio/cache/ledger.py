@@ -222,11 +222,13 @@ class Ledger:
         """
         self._generation += 1
         swapped = self._swapped.pop(sequence, None)
-        if swapped is not None:
-            assert self._host is not None
+        if swapped is not None and self._host is not None:
             self._host.give(swapped)
             return
         holding = self._holdings.pop(sequence)
+        if holding.keep:  # their time counts from now
+            for card in self._budget.cards_of(holding.sealed):
+                self._ask_to_keep(card, holding.keep)
         for index, blocks in enumerate(holding.sealed):
             self._budget.give(index, blocks[::-1], sequence)
         holding.sealed = []

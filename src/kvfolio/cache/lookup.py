@@ -39,9 +39,9 @@ MISS_REASONS = (
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """Why a hit is not longer. ``never seen``: nobody wrote these tokens behind those before them.
+    """Why a hit is not longer. ``never seen``: nobody wrote these tokens behind those before them, that is remembered.
 
-    ``tail of a block``: they fill no block, or, in a lossy format, lie in one that would be entered in its middle.
+    ``tail of a block``: they lie in a block that would be entered in its middle, which lossy formats do not allow.
     The reasons that name another scope are for whoever runs the cache, not for its tenants.
     """
 
@@ -179,8 +179,8 @@ def why_missed(layout: CacheLayout, index: PrefixIndex, chain: TokenChain, limit
         return None
     tokens = layout.block_tokens
     block = hit.num_tokens // tokens
-    if (block + 1) * tokens > len(chain.token_ids):
-        return Miss(TAIL, hit.num_tokens)
+    if (block + 1) * tokens > len(chain.token_ids):  # they fill no block
+        return Miss(TAIL if _is_inside(index, chain, block, hit) else NEVER_SEEN, hit.num_tokens)
     digests = chain.digests(block + 1)
     card = index.cards.get(digests[block])
     first = block if card is None else _first_needed([g.group.kind for g in layout.groups], block * tokens, tokens)
@@ -193,6 +193,13 @@ def why_missed(layout: CacheLayout, index: PrefixIndex, chain: TokenChain, limit
     if card is not None and None not in card.blocks:  # all there, but the hit may not end inside it
         return Miss(TAIL, hit.num_tokens)
     return Miss(_other_scope(index, chain, block) or NEVER_SEEN, hit.num_tokens)
+
+
+def _is_inside(index: PrefixIndex, chain: TokenChain, block: int, hit: Hit) -> bool:
+    """Whether the next token of an unfinished block is the one that some sealed block has there."""
+    start, stop = block * chain.block_tokens, hit.num_tokens + 1
+    wanted = chain.packed(start, stop)
+    return any(card.tokens[: len(wanted)] == wanted for card in index.children(chain.parent(block)))
 
 
 def _other_scope(index: PrefixIndex, chain: TokenChain, block: int) -> str | None:

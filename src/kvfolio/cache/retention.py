@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvfolio.cache.index import DEFAULT_PRIORITY, PIN, Card
+from kvfolio.cache.index import DEFAULT_PRIORITY, PIN, Ask, Card
 from kvfolio.errors import OptionError
 
 MAX_PRIORITY = 100
@@ -16,7 +16,7 @@ MAX_PRIORITY = 100
 
 @dataclass(frozen=True, slots=True)
 class KeepRange:
-    """Tokens [start, stop) of one sequence are kept by this priority, and by the default one ``ttl_s`` after their use.
+    """Tokens [start, stop) of a sequence are kept by this priority until ``ttl_s`` after it wrote, hit or let them go.
 
     priority: 0 (evicted first) to 100; ``retention.PIN``: last of all. stop None: to the end, whatever is generated.
     """
@@ -36,59 +36,68 @@ class KeepRange:
 
     def touches(self, start: int, stop: int) -> bool:
         """Whether one of the tokens [start, stop) lies in the range."""
-        return self.start < stop and (self.stop is None or start < self.stop)
+        first, last = max(start, self.start), stop if self.stop is None else min(stop, self.stop)
+        return first < last
 
 
 class Retention:
-    """Gives cards their priorities and takes them back when their time is over."""
+    """Gives cards their priorities and takes them back when their time is over.
+
+    A card has the highest priority of those that were asked for and still last, or the default one.
+    """
 
     def __init__(self) -> None:
-        self._due: list[tuple[float, int, Card]] = []  # a heap
+        self._due: list[tuple[float, int, Card]] = []  # a heap: when something that was asked for ends
         self._count = 0  # breaks ties: cards are not ordered
         self._most = 1024  # entries beyond which those of evicted cards are thrown out
 
     def ask(self, card: Card, ranges: Sequence[KeepRange], start: int, stop: int, now_s: float) -> None:
-        """A request wrote or hit the card of its tokens [start, stop): apply those of its ranges that touch them.
+        """A request wrote, hit or let go the card of its tokens [start, stop): apply its ranges that touch them.
 
-        Of several ranges the highest priority counts. What another request asked for is raised, never lowered, while
-        it lasts.
+        Of several ranges the highest priority counts. What nobody asked for but somebody hits is not lowered.
         """
         best = highest(ranges, start, stop)
         if best is None:
             return
-        is_first = card.uses == 0 and card.priority == DEFAULT_PRIORITY
-        if (
-            is_first
-            or best.priority > card.priority
-            or (best.priority == card.priority and _prolongs(card, best, now_s))
-        ):
-            self.put(card, best, now_s)
+        if card.asks or card.uses == 0 or best.priority > DEFAULT_PRIORITY:
+            self._set(card, (*card.asks, _asked(best, now_s)), now_s)
 
     def put(self, card: Card, kept: KeepRange, now_s: float) -> None:
-        """The card has this priority from now on, whatever it had."""
-        card.priority, before_s = kept.priority, card.expires_s
-        card.expires_s = None if kept.ttl_s is None else now_s + kept.ttl_s
-        if card.expires_s is not None and card.expires_s != before_s:
-            self._count += 1
-            heapq.heappush(self._due, (card.expires_s, self._count, card))
-            if len(self._due) > self._most:
-                valid = (entry for entry in self._due if entry[2].is_filed and entry[2].expires_s == entry[0])
-                self._due = list({id(entry[2]): entry for entry in valid}.values())
-                heapq.heapify(self._due)
-                self._most = max(1024, 2 * len(self._due))
+        """The card has this priority from now on, whatever was asked for before."""
+        self._set(card, (_asked(kept, now_s),), now_s)
 
     def expire(self, now_s: float, reprioritise: Callable[[Card], None]) -> None:
-        """Cards whose time is over have the default priority again."""
+        """Cards lose what was asked for until now."""
         while self._due and self._due[0][0] <= now_s:
             due_s, _, card = heapq.heappop(self._due)
-            if card.expires_s == due_s:  # else it was used again since
-                card.priority, card.expires_s = DEFAULT_PRIORITY, None
+            if card.expires_s == due_s:  # else it was asked for again since
+                card.expires_s = None
+                self._set(card, card.asks, now_s)
                 reprioritise(card)
 
+    def _set(self, card: Card, asks: tuple[Ask, ...], now_s: float) -> None:
+        """Give the card what of ``asks`` lasts and adds to the others."""
+        lasting = sorted({one for one in asks if one[1] > now_s}, reverse=True)
+        kept: list[Ask] = []  # falling priorities, rising times
+        for one in lasting:
+            if not kept or one[1] > kept[-1][1]:
+                kept.append(one)
+        card.asks = tuple(kept)
+        card.priority = kept[0][0] if kept else DEFAULT_PRIORITY
+        next_s = kept[0][1] if kept and kept[0][1] < math.inf else None
+        if next_s is not None and next_s != card.expires_s:
+            self._count += 1
+            heapq.heappush(self._due, (next_s, self._count, card))
+        card.expires_s = next_s
+        if len(self._due) > self._most:
+            valid = (entry for entry in self._due if entry[2].is_filed and entry[2].expires_s == entry[0])
+            self._due = list({id(entry[2]): entry for entry in valid}.values())
+            heapq.heapify(self._due)
+            self._most = max(1024, 2 * len(self._due))
 
-def _prolongs(card: Card, kept: KeepRange, now_s: float) -> bool:
-    """Whether ``kept`` ends later than what the card was given."""
-    return card.expires_s is not None and (kept.ttl_s is None or now_s + kept.ttl_s > card.expires_s)
+
+def _asked(kept: KeepRange, now_s: float) -> Ask:
+    return kept.priority, math.inf if kept.ttl_s is None else now_s + kept.ttl_s
 
 
 def highest(ranges: Sequence[KeepRange], start: int, stop: int) -> KeepRange | None:

@@ -182,12 +182,15 @@ def _line_params(line: dict[str, Any], params: "SamplingParams") -> "tuple[Sampl
     unknown = [name for name in fields if name not in known]
     if unknown:
         raise OptionError(f"unknown field {unknown[0]!r}; known: prompt or messages, {', '.join(known)}")
-    if isinstance(caching.get("retention"), list):
+    if "retention" in caching:
+        given = caching["retention"] if isinstance(caching["retention"], list) else [caching["retention"]]
         try:
-            caching["retention"] = [Retention(**one) for one in caching["retention"]]
+            if not all(isinstance(one, dict) for one in given):
+                raise TypeError(f"{json.dumps(caching['retention'])[:60]} is none")
+            caching["retention"] = [Retention(**one) for one in given]
         except TypeError as error:
             accepted = ", ".join(field.name for field in dataclasses.fields(Retention))
-            raise OptionError(f"retention: {error}; accepted: a list of objects with {accepted}") from error
+            raise OptionError(f"retention: {error}; accepted: an object or a list of them, with {accepted}") from error
     return dataclasses.replace(params, **fields), CacheParams(**caching)
 
 
@@ -206,6 +209,7 @@ def _run_batch(
     for number, line in enumerate(lines, 1):
         try:
             line_params, line_caching = _line_params(line, params)
+            several = line_params.samples(samples)
             token_ids = _encode_line(llm, line, raw, system)
             reason = llm.engine.refusal(tuple(token_ids), line_params)
             if reason is not None:
@@ -213,7 +217,7 @@ def _run_batch(
         except KvfolioError as error:
             raise type(error)(f"line {number} of the prompts: {error}") from error
         ids += [token_ids] * samples
-        chosen += line_params.samples(samples)
+        chosen += several
         cached += [line_caching] * samples
     completions = llm.generate(ids, chosen, cached)
     account = make_account(llm, completions)

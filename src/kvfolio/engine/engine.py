@@ -8,7 +8,7 @@ Knows nothing of text, tokenizers or files.
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -96,6 +96,8 @@ class Engine:
         self._fingerprint = fingerprint
         self._audited_at = 0  # steps
         self._stepping = False
+        self._is_torn = False  # an interrupt cut a decision short: see _mend
+        self._lost: list[RequestId] = []
         self._left_in_step: list[RequestId] = []  # cancelled by somebody that a running step called, or set free
         self._spec = spec
         self._groups = spec.groups()
@@ -148,13 +150,17 @@ class Engine:
         return TokenChain(tokens, self.scope(caching), self.ledger.layout.block_tokens)
 
     def _refuse(self, request: Request) -> str | None:
+        return self.unknown_token(request.prompt) or self.scheduler.refusal(request)
+
+    def unknown_token(self, prompt: Sequence[int]) -> str | None:
+        """What is wrong with the first token id that the model does not have; None when it has them all."""
         vocab_size = self._spec.network.vocab_size
-        unknown = [token for token in request.prompt if not 0 <= token < vocab_size]
-        if unknown:
-            return (
-                f"token id {unknown[0]} is outside the model's vocabulary of {vocab_size:,}: use the model's tokenizer"
-            )
-        return self.scheduler.refusal(request)
+        for token in prompt:
+            if not 0 <= token < vocab_size:
+                return (
+                    f"token id {token} is outside the model's vocabulary of {vocab_size:,}: use the model's tokenizer"
+                )
+        return None
 
     def submit(self, prompt: tuple[int, ...], params: SamplingParams, caching: CacheParams | None = None) -> RequestId:
         """Queue a request of token ids. Raises RequestError at once, and queues nothing, if it can never be served."""
@@ -163,11 +169,14 @@ class Engine:
         if reason is not None:
             self.scheduler.counters.num_refused += 1
             raise RequestError(reason)
+        self._mend()
+        self._is_torn = True
         self._next_id += 1
         self._params[request.id] = params
         if request.scores_prompt:
             self._prompts[request.id] = prompt
         self._events.append(Arrive(request))
+        self._is_torn = False
         return request.id
 
     def cancel(self, request_id: RequestId) -> None:
@@ -192,20 +201,19 @@ class Engine:
 
     def _step(self) -> list[Output]:
         started = self.clock()
-        events, self._events = self._events, []
-        step = self.scheduler.step(events, started)
-        for request_id in step.preempted:
-            self._warn(request_id, request_id in step.swapped)
-        for admission in step.admitted:
-            self._admissions.setdefault(admission.request_id, admission)
+        self._mend()
+        self._is_torn = True
+        step = self._decide(started)
+        self._is_torn = False
         if not step.chunks:
             return []
-        self._store.carry(step.moves)
         logits = self._split(step, self._runner.run(step))
         sampling = [chunk.request_id for chunk in step.chunks if chunk.samples]
         sampled = self._sampler.sample(logits, [(request_id, self._params[request_id]) for request_id in sampling])
         tokens = {request_id: choice.token_id for request_id, choice in zip(sampling, sampled, strict=True)}
+        self._is_torn = True
         reasons = {end.request_id: end.reason for end in self.scheduler.commit(step, tokens)}
+        self._is_torn = False
         now = self.clock()
         self._measure(step, now - started)
         outputs = [
@@ -225,6 +233,40 @@ class Engine:
             self._audit()
         return outputs
 
+    def _decide(self, now_s: float) -> Step:
+        """The next step, its moves carried out."""
+        events, self._events = self._events, []
+        step = self.scheduler.step(events, now_s)
+        for request_id in step.preempted:
+            self._warn(request_id, request_id in step.swapped)
+        for admission in step.admitted:
+            self._admissions.setdefault(admission.request_id, admission)
+        self._store.carry(step.moves)
+        return step
+
+    def _mend(self) -> None:
+        """Begin anew where Ctrl-C, or an error of our own, came in the midst of a decision.
+
+        Who holds what is not known then: all requests are lost, and all that was cached.
+        """
+        if not self._is_torn:
+            return
+        logger.warning(
+            "interrupted in the midst of a decision: %d requests and the cache are dropped", len(self._params)
+        )
+        self._lost += [request_id for request_id in self._params if request_id not in self._lost]
+        self.scheduler.start_anew()
+        self._events = []
+        for request_id in list(self._params):
+            self._forget(request_id)
+        self._is_torn = False
+
+    def take_lost(self) -> list[RequestId]:
+        """Requests that were dropped since this was asked last."""
+        self._mend()
+        lost, self._lost = self._lost, []
+        return lost
+
     def settle(self) -> None:
         """Book what is queued without computing a step: cancelled requests give their blocks back now.
 
@@ -232,8 +274,11 @@ class Engine:
         """
         if self._stepping:
             return
+        self._mend()
+        self._is_torn = True
         events, self._events = self._events, []
         self.scheduler.take_in(events, self.clock())
+        self._is_torn = False
 
     def abandon(self) -> None:
         """End all requests, after an error in the middle of a step: nothing stays held."""
@@ -243,11 +288,12 @@ class Engine:
 
     def snapshot(self) -> Snapshot:
         """Usage, counters and bytes now."""
+        self._mend()
         host = self._store.host
         return Snapshot(
             usage=self.ledger.usage(),
             peak=self.scheduler.peak,
-            counters=self.scheduler.counters,
+            counters=replace(self.scheduler.counters, misses=dict(self.scheduler.counters.misses)),
             planned_bytes=self._store.layout.planned_bytes,
             allocated_bytes=self._store.allocated_bytes,
             host_planned_bytes=0 if host is None else host.layout.planned_bytes,

@@ -9,6 +9,7 @@ from kvfolio.cache.lookup import NOT_ASKED, PRIVATE
 from kvfolio.engine.engine import Engine
 from kvfolio.engine.params import CacheParams
 from kvfolio.engine.text import Tokenizer
+from kvfolio.errors import RequestError
 
 SHOWN_TOKENS = 12  # of the text on either side of the place where a hit ends
 
@@ -40,6 +41,9 @@ class Explanation:
 
 def explain(engine: Engine, tokenizer: Tokenizer, prompt: tuple[int, ...], caching: CacheParams) -> Explanation:
     """See LLM.explain."""
+    refused = engine.unknown_token(prompt) or (None if prompt else "the prompt is empty: it needs at least 1 token")
+    if refused is not None:
+        raise RequestError(refused)
     chain, ledger, limit = engine.chain(prompt, caching), engine.ledger, len(prompt) - 1
     hit = ledger.lookup(chain, limit if caching.reuse else 0)
     position = hit.num_tokens if hit.num_tokens < limit else None

@@ -177,7 +177,8 @@ class LLM:
 
     def snapshot(self) -> Snapshot:
         """Usage, peak and counters of the engine."""
-        return self.engine.snapshot()
+        with self._lock:
+            return self.engine.snapshot()
 
     def generate(
         self,
@@ -214,7 +215,8 @@ class LLM:
         With a seed, answer i draws with seed + i.
         """
         check_int("n", n, 1, math.inf, "1 or more")
-        return self.generate([self.prompt_ids(prompt)] * n, (params or SamplingParams()).samples(n), caching)
+        (chosen,) = each(1, "params", params, SamplingParams())
+        return self.generate([self.prompt_ids(prompt)] * n, chosen.samples(n), caching)
 
     def chat(
         self, messages: Messages, params: SamplingParams | None = None, caching: CacheParams | None = None
@@ -234,12 +236,14 @@ class LLM:
 
     def sequence(self, prompt: str | Sequence[int] | Messages = (), caching: CacheParams | None = None) -> TextSequence:
         """A text that grows, forks and rolls back on shared blocks. Nothing is computed until it has to be."""
-        return TextSequence(self.generate, self.tokenizer, self.prompt_ids(prompt), caching or CacheParams())
+        (cached,) = each(1, "caching", caching, CacheParams())
+        return TextSequence(self.generate, self.tokenizer, self.prompt_ids(prompt), cached)
 
     def explain(self, prompt: str | Sequence[int] | Messages, caching: CacheParams | None = None) -> Explanation:
         """What of ``prompt`` a request would find in the cache now, and why not more. Changes nothing."""
+        (cached,) = each(1, "caching", caching, CacheParams())
         with self._lock:
-            return explain(self.engine, self.tokenizer, self.prompt_ids(prompt), caching or CacheParams())
+            return explain(self.engine, self.tokenizer, self.prompt_ids(prompt), cached)
 
     def retain(
         self,
@@ -292,6 +296,7 @@ class LLM:
                 self._answers.update(mine)
             while mine:
                 with self._lock:  # another thread's step may have served us while we waited
+                    self._tell_lost()
                     if not any(answer.pieces or answer.error for answer in mine.values()):
                         self._step()
                 for request_id, answer in list(mine.items()):
@@ -309,6 +314,13 @@ class LLM:
                     self._answers.pop(request_id, None)
                     self.engine.cancel(request_id)
                 self.engine.settle()
+
+    def _tell_lost(self) -> None:
+        """An interrupt in another thread may have cost requests of ours."""
+        for request_id in self.engine.take_lost():
+            answer = self._answers.pop(request_id, None)
+            if answer is not None:
+                answer.error = RequestError("the engine was interrupted in the midst of a decision: ask again")
 
     def _step(self) -> None:
         """One step of the engine; its tokens go to the answers they belong to."""

@@ -64,6 +64,7 @@ class SamplingParams:
         return self.temperature == 0 or self.top_k == 1
 
 
+MAX_NAMESPACE = 1024
 PARTS = ("all", "prompt", "decoded")
 
 
@@ -71,9 +72,10 @@ PARTS = ("all", "prompt", "decoded")
 class Retention:
     """How long a part of a request's cache is worth keeping once nobody uses it. Soft: memory that is needed is taken.
 
-    priority: 0 (evicted first) to 100 (last), 50 without a word; ``pin``: after all others. ``ttl_s`` seconds after its
-    last use a block is as any other. ``part``: all of the request, its prompt or the tokens decoded; ``start`` and
-    ``stop`` count its tokens, as in a slice. A block counts as the part with the highest priority that it touches.
+    priority: 0 (evicted first) to 100 (last), 50 without a word; ``pin``: after all others. ``ttl_s`` seconds after the
+    last request that asked for it has ended, a block is as any other. ``part``: all of the request, its prompt or the
+    tokens decoded; ``start`` and ``stop`` count its tokens, as in a slice. A block counts as the part with the highest
+    priority that it touches.
     """
 
     priority: int = 50
@@ -116,6 +118,8 @@ class CacheParams:
     def __post_init__(self) -> None:
         if self.namespace is not None and not isinstance(self.namespace, str):
             raise refusal("namespace", self.namespace, "text; leave it out for the common one")
+        if self.namespace is not None and len(self.namespace) > MAX_NAMESPACE:
+            raise refusal("namespace", self.namespace, f"at most {MAX_NAMESPACE} characters; digest longer ones")
         if not isinstance(self.reuse, bool):
             raise refusal("reuse", self.reuse, "True or False")
         given = (self.retention,) if isinstance(self.retention, Retention) else self.retention

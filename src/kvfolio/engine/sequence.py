@@ -13,6 +13,7 @@ from kvfolio.engine.text import Tokenizer
 from kvfolio.errors import RequestError
 
 MAX_NEXT_TOKENS = 20
+MAX_TOKEN_ID = 1 << 31  # more than any vocabulary, and what a tokenizer can take
 
 Completer = Callable[[Sequence[Sequence[int]], SamplingParams, CacheParams], list[Completion]]
 
@@ -38,7 +39,11 @@ class TextSequence:
 
     def append(self, more: str | Sequence[int]) -> None:
         """Add a text, as it is, or token ids. Raises RequestError, and adds nothing, for anything else."""
-        self._token_ids += self._tokenizer.encode_more(more) if isinstance(more, str) else checked_ids(more)
+        ids = self._tokenizer.encode_more(more) if isinstance(more, str) else checked_ids(more)
+        wrong = [token for token in ids if not 0 <= token < MAX_TOKEN_ID]
+        if wrong:
+            raise RequestError(f"{wrong[0]} is no token id; accepted: 0 or more, as the model's tokenizer gives them")
+        self._token_ids += ids
 
     def generate(self, params: SamplingParams | None = None) -> Completion:
         """Complete the text; the tokens generated become part of it."""

@@ -77,6 +77,11 @@ class Scheduler:
         self._waiting: list[RequestState] = []  # oldest first
         self._running: dict[RequestId, RequestState] = {}  # oldest first
 
+    def start_anew(self) -> None:
+        """Forget all requests and all that is cached: for when a decision was cut short and nothing can be trusted."""
+        self.ledger = Ledger(self.ledger.layout, self.ledger.options)
+        self._waiting, self._running = [], {}
+
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
