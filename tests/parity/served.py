@@ -185,7 +185,7 @@ def assert_idle(llm: LLM) -> None:
     assert usage.free_bytes == llm.layout.budget_bytes
     assert not engine.has_work
     assert (engine._params, engine._events, engine._sampler.num_requests, llm._answers) == ({}, [], 0, {})
-    assert (engine._admissions, engine._prompts, engine._scores) == ({}, {}, {})
+    assert (engine._uses, engine._prompts, engine._scores) == ({}, {}, {})
 
 
 def kv_memory_for(llm: LLM, num_running: int, num_rows: int) -> int:

@@ -18,7 +18,8 @@ from kvfolio.spec.layout import CacheLayout
 
 logger = logging.getLogger("kvfolio")
 
-REMEMBERED = 4  # evicted digests that are remembered, for each block there is
+REMEMBERED = 4  # evicted digests that are remembered, for each block there is ...
+REMEMBERED_LEAST = 10_000  # ... and at the least
 
 
 class BlockBudget:
@@ -29,7 +30,7 @@ class BlockBudget:
         num_blocks = sum(group.num_blocks for group in layout.groups)
         policy, clock = find_policy(eviction, num_blocks), itertools.count().__next__  # shared: ranks compare
         self.pools = [BlockPool(group.num_blocks, EvictionQueue(policy, clock)) for group in layout.groups]
-        self.index = PrefixIndex(len(layout.groups), REMEMBERED * num_blocks)
+        self.index = PrefixIndex(len(layout.groups), max(REMEMBERED * num_blocks, REMEMBERED_LEAST))
         self.now_s = 0.0
         self.held_bytes = 0
         self.touched_bytes = 0  # held, cached and warm blocks: memory the pools occupy

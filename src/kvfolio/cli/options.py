@@ -36,6 +36,9 @@ Eviction = Annotated[str, typer.Option(help="Which cached block goes first: lru,
 Preemption = Annotated[
     str, typer.Option(help="When memory runs short: recompute, swap to the host pool, or auto, the cheaper one.")
 ]
+MaxPreemptions = Annotated[
+    int, typer.Option(help="How often a request may be preempted; 0: it starts when all it may need is free.")
+]
 SwapMemory = Annotated[str, typer.Option(help="Host pool for swapping: 512MiB, 1GiB, 2GB. 0: none.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 

@@ -21,6 +21,7 @@ from kvfolio.cli.options import (
     Json,
     KvFormat,
     KvMemory,
+    MaxPreemptions,
     Model,
     Preemption,
     PrefixCache,
@@ -31,7 +32,7 @@ from kvfolio.cli.options import (
 from kvfolio.cli.run_account import completion_fields, print_account
 from kvfolio.errors import KvfolioError, OptionError, RequestError
 from kvfolio.planner.memory import DEFAULT_BLOCK_TOKENS, DEFAULT_MAX_RUNNING
-from kvfolio.sched.options import DEFAULT_MAX_STEP_TOKENS
+from kvfolio.sched.options import DEFAULT_MAX_PREEMPTIONS, DEFAULT_MAX_STEP_TOKENS
 
 if TYPE_CHECKING:
     from kvfolio.engine.llm import LLM
@@ -43,7 +44,9 @@ def run(
     prompt: Annotated[str | None, typer.Option(help="One prompt; the model's chat template is applied.")] = None,
     prompts: Annotated[
         Path | None,
-        typer.Option(help='A batch: JSON lines with "prompt" or "messages", and sampling fields of their own.'),
+        typer.Option(
+            help='A batch: JSON lines with "prompt" or "messages", and fields of their own for sampling and the cache.'
+        ),
     ] = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Complete prompts as they are, without the chat template.")
@@ -65,6 +68,7 @@ def run(
     prefix_cache: PrefixCache = True,
     eviction: Eviction = "lru",
     preemption: Preemption = "auto",
+    max_preemptions: MaxPreemptions = DEFAULT_MAX_PREEMPTIONS,
     swap_memory: SwapMemory = "0",
     dtype: Dtype = "auto",
     device: Device = "cpu",
@@ -113,6 +117,7 @@ def run(
         prefix_cache=prefix_cache,
         eviction=eviction,
         preemption=preemption,
+        max_preemptions=max_preemptions,
         swap_memory=swap_memory,
     )
     if lines is None and prompt is not None and samples > 1:

@@ -22,6 +22,7 @@ def completion_fields(completion: "Completion") -> dict[str, Any]:
         "token_ids": list(completion.token_ids),
         "finish_reason": completion.finish_reason,
         "usage": dataclasses.asdict(completion.usage),
+        "cache": dataclasses.asdict(completion.cache),
         **({} if completion.logprobs is None else {"logprobs": list(completion.logprobs)}),
         **({} if completion.prompt_logprobs is None else {"prompt_logprobs": list(completion.prompt_logprobs)}),
         **({} if completion.prompt_top_logprobs is None else {"prompt_top_logprobs": completion.prompt_top_logprobs}),

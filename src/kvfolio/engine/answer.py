@@ -6,10 +6,9 @@ Knows nothing of how tokens are computed.
 from collections import deque
 from dataclasses import dataclass, field
 
-from kvfolio.engine.engine import Output
+from kvfolio.engine.engine import CacheUse, Output
 from kvfolio.engine.params import SamplingParams
 from kvfolio.engine.text import StopMatcher, TextStream
-from kvfolio.sched.request import Admission
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,7 @@ class Completion:
     prompt_top_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None
     ttft_s: float  # from submission to the first token
     time_s: float  # from submission to the last token
-    cache: Admission  # what was found in the cache when the request started, and why not more
+    cache: CacheUse  # what was found in the cache, why not more, and preemptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +90,12 @@ class Answer:
             text="".join(self.text),
             token_ids=tuple(choice.token_id for choice in sampled),
             finish_reason=reason,
-            usage=Usage(self.prompt_tokens, len(sampled), self.outputs[0].admission.num_hit_tokens),
+            usage=Usage(self.prompt_tokens, len(sampled), self.outputs[0].cache.num_hit_tokens),
             logprobs=tuple(choice.logprob or 0.0 for choice in sampled) if wants_logprobs else None,
             top_logprobs=tuple(choice.top for choice in sampled) if wants_logprobs else None,
             prompt_logprobs=None if scores is None else (None, *(one.logprob for one in scores)),
             prompt_top_logprobs=None if scores is None else ((), *(one.top for one in scores)),
             ttft_s=self.first_s - self.submitted_s,
             time_s=self.last_s - self.submitted_s,
-            cache=self.outputs[0].admission,
+            cache=self.outputs[-1].cache,
         )

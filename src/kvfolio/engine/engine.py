@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kvfolio.cache.holding import Usage
 from kvfolio.cache.ledger import Ledger
+from kvfolio.cache.lookup import Miss
 from kvfolio.cache.prefix import Scope, TokenChain
 from kvfolio.engine.params import CacheParams, SamplingParams
 from kvfolio.engine.runner import Runner
@@ -21,7 +22,7 @@ from kvfolio.engine.sampler import Sampled, Sampler
 from kvfolio.errors import RequestError
 from kvfolio.planner.compute import cache_bytes_read, weight_bytes_read
 from kvfolio.sched.options import Counters
-from kvfolio.sched.request import Admission, Arrive, Event, Leave, Request, RequestId, Retain, Step
+from kvfolio.sched.request import Arrive, Event, Leave, Request, RequestId, Retain, Step
 from kvfolio.sched.scheduler import Scheduler
 from kvfolio.spec.model import RunnableSpec
 from kvfolio.store.pools import CacheStore
@@ -33,6 +34,20 @@ AUDIT_STEPS = 1024  # steps between two audits of the ledger, which happen when 
 
 
 @dataclass(frozen=True, slots=True)
+class CacheUse:
+    """What a request found in the cache when it first started, why not more, and how often it lost its memory since.
+
+    ``miss`` may name another namespace: it is for whoever runs the model, not for its tenants.
+    """
+
+    num_hit_tokens: int
+    group_tokens: tuple[int, ...]  # whole blocks that each layer group alone would have accepted, in tokens
+    miss: Miss | None  # None: all but the last token was there
+    num_preemptions: int = 0
+    num_swaps: int = 0  # preemptions that went to the host pool; the others were computed again
+
+
+@dataclass(frozen=True, slots=True)
 class Output:
     """One new token of one request."""
 
@@ -40,7 +55,7 @@ class Output:
     sampled: Sampled
     finish_reason: str | None  # stop, length, or None while it goes on
     time_s: float  # on the engine's clock
-    admission: Admission  # what of the request was in the cache when it first started
+    cache: CacheUse
     prompt_scores: tuple[Sampled, ...] | None  # of the prompt's tokens but its first; with the first output
 
 
@@ -90,7 +105,7 @@ class Engine:
         self._params: dict[RequestId, SamplingParams] = {}
         self._prompts: dict[RequestId, tuple[int, ...]] = {}  # of requests whose prompt is to be scored
         self._scores: dict[RequestId, dict[int, Sampled]] = {}  # by position in the prompt
-        self._admissions: dict[RequestId, Admission] = {}  # the first one of each running request
+        self._uses: dict[RequestId, CacheUse] = {}  # of requests that have started
         self._events: list[Event] = []
         self._next_id = 0
         self._fingerprint = fingerprint
@@ -222,7 +237,7 @@ class Engine:
                 choice,
                 reasons.get(request_id),
                 now,
-                self._admissions[request_id],
+                self._uses[request_id],
                 self._prompt_scores(request_id),
             )
             for request_id, choice in zip(sampling, sampled, strict=True)
@@ -238,9 +253,14 @@ class Engine:
         events, self._events = self._events, []
         step = self.scheduler.step(events, now_s)
         for request_id in step.preempted:
-            self._warn(request_id, request_id in step.swapped)
-        for admission in step.admitted:
-            self._admissions.setdefault(admission.request_id, admission)
+            was_swapped = request_id in step.swapped
+            self._warn(request_id, was_swapped)
+            use = self._uses[request_id]
+            self._uses[request_id] = replace(
+                use, num_preemptions=use.num_preemptions + 1, num_swaps=use.num_swaps + was_swapped
+            )
+        for one in step.admitted:
+            self._uses.setdefault(one.request_id, CacheUse(one.num_hit_tokens, one.group_tokens, one.miss))
         self._store.carry(step.moves)
         return step
 
@@ -304,7 +324,7 @@ class Engine:
 
     def _forget(self, request_id: RequestId) -> None:
         self._params.pop(request_id, None)
-        self._admissions.pop(request_id, None)
+        self._uses.pop(request_id, None)
         self._prompts.pop(request_id, None)
         self._scores.pop(request_id, None)
         self._sampler.forget(request_id)

@@ -47,6 +47,7 @@ from kvfolio.store.view import StoreViews
 from kvfolio.units import parse_bytes
 
 Messages = Sequence[dict[str, str]]
+Prompt = str | Sequence[int] | Messages  # a text as it is, token ids, or a conversation for the chat template
 MAX_THREADS = 1024  # far more than help; the OpenMP runtime ends the process when it cannot make as many as asked for
 
 
@@ -160,6 +161,8 @@ class LLM:
             if self.options.preemption == "swap":
                 raise OptionError("preemption 'swap' needs a host pool: give swap_memory, such as 1GiB")
             return None
+        if self.options.preemption == "recompute":
+            raise OptionError("preemption 'recompute' has no use for swap_memory: leave one of them out")
         check_swap_memory(num_bytes, self.device, weights + options.kv_memory)
         try:
             return plan_cache(self.spec, self.dtype, replace(options, kv_memory=num_bytes, split=True))
@@ -182,21 +185,21 @@ class LLM:
 
     def generate(
         self,
-        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        prompts: str | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         caching: CacheParams | Sequence[CacheParams] | None = None,
     ) -> list[Completion]:
-        """Complete ``prompts`` (texts or token ids), batched as they fit; completions come in the prompts' order.
+        """Complete ``prompts`` (texts, token ids or conversations), batched as they fit; answers come in their order.
 
         ``params``, ``caching``: one for all, or one for each. Raises RequestError, and computes nothing, if one prompt
         can never be served.
         """
         if not isinstance(prompts, Iterable) or isinstance(prompts, bytes | dict):
             raise RequestError(f"prompts is {prompts!r}; accepted: a text, or a list of texts or of lists of token ids")
-        listed: list[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else list(prompts)
+        listed: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)
         chosen = each(len(listed), "params", params, SamplingParams())
         cached = each(len(listed), "caching", caching, CacheParams())
-        ids = [self._token_ids(prompt) for prompt in listed]
+        ids = [self.prompt_ids(prompt) for prompt in listed]
         done: list[Completion | None] = [None] * len(ids)
         for index, piece in self._run(ids, chosen, cached):
             if piece.completion is not None:
@@ -205,7 +208,7 @@ class LLM:
 
     def samples(
         self,
-        prompt: str | Sequence[int] | Messages,
+        prompt: Prompt,
         n: int,
         params: SamplingParams | None = None,
         caching: CacheParams | None = None,
@@ -226,7 +229,7 @@ class LLM:
 
     def stream(
         self,
-        prompt: str | Sequence[int] | Messages,
+        prompt: Prompt,
         params: SamplingParams | None = None,
         caching: CacheParams | None = None,
     ) -> Iterator[Piece]:
@@ -234,12 +237,12 @@ class LLM:
         for _, piece in self.stream_many([self.prompt_ids(prompt)], params, caching):
             yield piece
 
-    def sequence(self, prompt: str | Sequence[int] | Messages = (), caching: CacheParams | None = None) -> TextSequence:
+    def sequence(self, prompt: Prompt = (), caching: CacheParams | None = None) -> TextSequence:
         """A text that grows, forks and rolls back on shared blocks. Nothing is computed until it has to be."""
         (cached,) = each(1, "caching", caching, CacheParams())
         return TextSequence(self.generate, self.tokenizer, self.prompt_ids(prompt), cached)
 
-    def explain(self, prompt: str | Sequence[int] | Messages, caching: CacheParams | None = None) -> Explanation:
+    def explain(self, prompt: Prompt, caching: CacheParams | None = None) -> Explanation:
         """What of ``prompt`` a request would find in the cache now, and why not more. Changes nothing."""
         (cached,) = each(1, "caching", caching, CacheParams())
         with self._lock:
@@ -247,7 +250,7 @@ class LLM:
 
     def retain(
         self,
-        prompt: str | Sequence[int] | Messages,
+        prompt: Prompt,
         retention: Retention | Sequence[Retention],
         namespace: str | None = None,
     ) -> int:
@@ -257,7 +260,7 @@ class LLM:
         with self._lock:
             return self.engine.retain(ids, caching)
 
-    def prompt_ids(self, prompt: str | Sequence[int] | Messages) -> tuple[int, ...]:
+    def prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
         """The token ids of a text, of token ids or, through the chat template, of a conversation."""
         if isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], dict):
             return tuple(self.tokenizer.encode_chat(prompt))
@@ -265,14 +268,14 @@ class LLM:
 
     def stream_many(
         self,
-        prompts: Sequence[Sequence[int]],
+        prompts: Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         caching: CacheParams | Sequence[CacheParams] | None = None,
     ) -> Iterator[tuple[int, Piece]]:
-        """Complete many prompts of token ids together; yields (index of the prompt, piece) as they come."""
+        """Complete many prompts together; yields (index of the prompt, piece) as they come."""
         if isinstance(prompts, str | bytes | dict):
             raise RequestError(f"prompts is {repr(prompts)[:60]}; accepted: a list of texts or of lists of token ids")
-        ids = [self._token_ids(prompt) for prompt in prompts]
+        ids = [self.prompt_ids(prompt) for prompt in prompts]
         chosen = each(len(ids), "params", params, SamplingParams())
         yield from self._run(ids, chosen, each(len(ids), "caching", caching, CacheParams()))
 
