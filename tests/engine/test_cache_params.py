@@ -67,7 +67,7 @@ def test_any_text_is_a_namespace(namespace: str | None) -> None:
 
 
 def test_a_namespace_is_kept_by_many_and_so_it_is_short() -> None:
-    with pytest.raises(OptionError, match="namespace is .*at most 1024 characters"):
+    with pytest.raises(OptionError, match="at most 1024 characters"):
         CacheParams("x" * 1025)
 
 
