@@ -7,6 +7,7 @@ import pytest
 from cached import SCOPE, A, B, C, begin, chain_of, grow, leave, look_up, lossy, miss_of, pass_by, text, write
 from small import layout_of
 
+from kvfolio.cache import budget
 from kvfolio.cache.ledger import Ledger, LedgerOptions
 from kvfolio.cache.lookup import EVICTED, NEVER_SEEN, OTHER_ADAPTER, OTHER_FINGERPRINT, OTHER_NAMESPACE, TAIL, Miss
 from kvfolio.cache.prefix import Scope
@@ -86,7 +87,8 @@ def test_an_evicted_block_that_is_written_again_is_there() -> None:
     assert miss_of(ledger, text(0, 9)) is None
 
 
-def test_what_was_evicted_long_ago_was_never_seen() -> None:
+def test_what_was_evicted_long_ago_was_never_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "REMEMBERED_LEAST", 0)
     ledger = ledger_of(rows=1)  # four evictions are remembered
     for start in range(0, 600, 100):
         pass_by(ledger, A, text(start, 4))

@@ -19,7 +19,7 @@ from kvfolio.spec.layout import CacheLayout
 logger = logging.getLogger("kvfolio")
 
 REMEMBERED = 4  # evicted digests that are remembered, for each block there is ...
-REMEMBERED_LEAST = 10_000  # ... and at the least
+REMEMBERED_LEAST = 1_000  # ... and at the least
 
 
 class BlockBudget:
