@@ -50,7 +50,7 @@ PAIRS: list[tuple[str, Parts, Parts]] = [
 
 
 @pytest.mark.parametrize(("one", "other"), [pair[1:] for pair in PAIRS], ids=[pair[0] for pair in PAIRS])
-def test_scopes_that_differ_have_roots_that_differ(one: Parts, other: Parts) -> None:
+def test_scopes_that_differ_have_roots_that_differ(one: Parts, other: Parts) -> None:  # WO-09
     assert root_of(one) != root_of(other)
     assert root_of(one) == root_of(one)
 

@@ -43,7 +43,7 @@ def test_a_prompt_alone_is_continued_as_by_transformers(
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_batch_of_unequal_prompts_is_continued_as_by_transformers(
     name: str, lengths: list[int], open_llm: OpenLLM, served_model: FindModel
-) -> None:
+) -> None:  # WO-01
     llm = open_llm(name)
     with recorded(llm) as record:
         assert_generates_as_transformers(llm, served_model(name), prompts_of(lengths))
@@ -97,6 +97,7 @@ def test_a_prompt_as_long_as_the_window_and_about_it_is_continued_as_by_transfor
 def test_a_prompt_read_in_chunks_far_past_the_window_is_continued_as_by_transformers(
     name: str, open_llm: OpenLLM, served_model: FindModel
 ) -> None:
+    # WO-05. WO-07: what a window passes is dropped, and what stays keeps the rotation of its absolute position.
     llm = open_llm(name, max_step_tokens=128)  # 300 tokens: 128, 128 and 44, each wider than the window
     with recorded(llm) as record:
         assert_generates_as_transformers(llm, served_model(name), prompts_of([300]))
