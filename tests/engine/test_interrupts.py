@@ -12,7 +12,7 @@ import pytest
 from served import assert_idle, greedy, kv_memory_for
 from tiny import some_tokens
 
-from kvfolio import LLM, RequestError
+from kvfolio import LLM, RequestError, Retention
 
 OpenLLM = Callable[..., LLM]
 
@@ -80,3 +80,55 @@ def test_requests_of_others_that_an_interrupt_costs_are_told(open_llm: OpenLLM) 
         for _ in stream:
             pass
     assert len(llm.generate([PROMPTS[0]], PARAMS)[0].token_ids) == 12
+
+
+@pytest.mark.parametrize("line", ["submit", "cancel"])
+def test_an_interrupt_between_two_bookings_leaves_no_request_that_nobody_waits_for(
+    line: str, open_llm: OpenLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = open_llm("llama", deterministic=True)
+    whole = getattr(llm.engine, line)
+
+    def interrupted(*arguments: object) -> object:
+        monkeypatch.setattr(llm.engine, line, whole)
+        if line == "submit":
+            whole(*arguments)  # it is queued, but its number never comes back
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(llm.engine, line, interrupted)
+    stream = llm.stream(PROMPTS[0], greedy(200))
+    with pytest.raises(KeyboardInterrupt):
+        next(stream)
+        stream.close()
+    expected = open_llm("llama", deterministic=True).generate(PROMPTS, PARAMS)
+    assert [one.token_ids for one in llm.generate(PROMPTS, PARAMS)] == [one.token_ids for one in expected]
+    assert_idle(llm)
+
+
+def test_an_interrupt_while_a_failed_step_is_cleared_up_still_tells_everybody(
+    open_llm: OpenLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = open_llm("llama", deterministic=True)
+    other = llm.stream(PROMPTS[1], greedy(200))
+    next(other)
+
+    def fails(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(llm.engine._runner, "run", fails)
+    monkeypatch.setattr(llm.engine, "abandon", fails)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([PROMPTS[0]], PARAMS)
+    monkeypatch.undo()
+    with pytest.raises(KeyboardInterrupt):
+        next(other)
+    assert len(llm.generate([PROMPTS[0]], PARAMS)[0].token_ids) == 12
+    assert_idle(llm)
+
+
+def test_a_retention_that_is_refused_costs_nobody_anything(open_llm: OpenLLM) -> None:
+    llm = open_llm("llama", block_tokens=4)
+    llm.generate([PROMPTS[0]], PARAMS)
+    with pytest.raises(RequestError, match="token id -1 is outside"):
+        llm.retain([-1] * 9, Retention(pin=True))
+    assert llm.generate([PROMPTS[0]], PARAMS)[0].usage.cached_tokens == len(PROMPTS[0]) - 1

@@ -92,11 +92,6 @@ class BlockBudget:
                 self.share(group, [BlockId(known)])
                 self.give(group, [block], "a block that is there already")
 
-    def cards_of(self, sealed: Sequence[Sequence[BlockId]]) -> list[Card]:
-        """The cards of blocks, a group each; every card once."""
-        found = (pool.cards[block] for pool, blocks in zip(self.pools, sealed, strict=True) for block in blocks)
-        return list(dict.fromkeys(card for card in found if card is not None))
-
     def reprioritise(self, card: Card) -> None:
         """The card's priority has changed."""
         for pool, block in zip(self.pools, card.blocks, strict=True):

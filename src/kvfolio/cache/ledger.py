@@ -92,10 +92,8 @@ class Ledger:
 
     def blocks_shared(self, hit: Hit) -> list[int]:
         """Blocks of ``hit`` in each group that others hold already: admitting with it takes no room for these."""
-        return [
-            sum(pool.refs[block] > 0 for block in self._blocks_of(hit, place))
-            for place, pool in enumerate(self._budget.pools)
-        ]
+        pools = enumerate(self._budget.pools)
+        return [sum(pool.refs[block] > 0 for block in self._blocks_of(hit, place)) for place, pool in pools]
 
     def largest_extension(self, sequence: SequenceId, limit: int) -> int:
         """How many more tokens, at most ``limit``, ``extend`` would grant now."""
@@ -226,8 +224,8 @@ class Ledger:
             self._host.give(swapped)
             return
         holding = self._holdings.pop(sequence)
-        if holding.keep:  # their time counts from now
-            for card in self._budget.cards_of(holding.sealed):
+        if holding.keep and holding.chain.scope is not None:  # their time counts from now
+            for card, _ in self._touched(holding.chain, holding.keep):
                 self._ask_to_keep(card, holding.keep)
         for index, blocks in enumerate(holding.sealed):
             self._budget.give(index, blocks[::-1], sequence)
@@ -282,8 +280,10 @@ class Ledger:
     # ---- retention --------------------------------------------------------------------------------------------------
 
     def _ask_to_keep(self, card: Card, keep: tuple[KeepRange, ...]) -> None:
-        tokens = self.layout.block_tokens
+        tokens, before = self.layout.block_tokens, card.priority
         self._retention.ask(card, keep, card.block * tokens, (card.block + 1) * tokens, self._budget.now_s)
+        if card.priority != before:
+            self._budget.reprioritise(card)
 
     def tick(self, now_s: float) -> None:
         """It is ``now_s``: what was to be kept until then is no longer."""

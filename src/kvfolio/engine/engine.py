@@ -112,7 +112,6 @@ class Engine:
         self._audited_at = 0  # steps
         self._stepping = False
         self._is_torn = False  # an interrupt cut a decision short: see _mend
-        self._lost: list[RequestId] = []
         self._left_in_step: list[RequestId] = []  # cancelled by somebody that a running step called, or set free
         self._spec = spec
         self._groups = spec.groups()
@@ -121,6 +120,11 @@ class Engine:
     @property
     def ledger(self) -> Ledger:
         return self.scheduler.ledger
+
+    @property
+    def next_id(self) -> RequestId:
+        """What the next request will be called."""
+        return RequestId(self._next_id)
 
     @property
     def has_work(self) -> bool:
@@ -151,8 +155,10 @@ class Engine:
         return None if self._fingerprint is None else Scope(self._fingerprint, caching.namespace)
 
     def retain(self, tokens: Sequence[int], caching: CacheParams) -> int:
-        """Set how long the blocks of a text are kept; returns how many of its blocks there are."""
-        scope = self.scope(caching)
+        """Set how long the blocks of a text are kept; returns how many of its blocks there are. Raises RequestError."""
+        scope, unknown = self.scope(caching), self.unknown_token(tokens)
+        if unknown is not None:
+            raise RequestError(unknown)
         if scope is None:
             return 0
         keep = caching.ranges(len(tokens))
@@ -245,6 +251,7 @@ class Engine:
         for request_id in reasons:
             self._forget(request_id)
         if not self.has_work:
+            self._tidy()
             self._audit()
         return outputs
 
@@ -274,18 +281,16 @@ class Engine:
         logger.warning(
             "interrupted in the midst of a decision: %d requests and the cache are dropped", len(self._params)
         )
-        self._lost += [request_id for request_id in self._params if request_id not in self._lost]
         self.scheduler.start_anew()
         self._events = []
         for request_id in list(self._params):
             self._forget(request_id)
         self._is_torn = False
 
-    def take_lost(self) -> list[RequestId]:
-        """Requests that were dropped since this was asked last."""
+    def knows(self, request_id: RequestId) -> bool:
+        """Whether the request is under way; one that has ended, or was lost, is not."""
         self._mend()
-        lost, self._lost = self._lost, []
-        return lost
+        return request_id in self._params
 
     def settle(self) -> None:
         """Book what is queued without computing a step: cancelled requests give their blocks back now.
@@ -354,6 +359,11 @@ class Engine:
             return None
         found = self._scores.pop(request_id)
         return tuple(found[position] for position in sorted(found))
+
+    def _tidy(self) -> None:
+        """Nothing runs: what an interrupt may have left of requests goes."""
+        for table in (self._params, self._uses, self._prompts, self._scores):
+            table.clear()
 
     def _audit(self) -> None:
         """Now and then, when there is nothing else to do: are the ledger's laws kept? What breaks them is logged."""

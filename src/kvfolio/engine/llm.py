@@ -6,7 +6,8 @@ Knows nothing of how a step is decided or computed.
 import math
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -48,6 +49,7 @@ from kvfolio.units import parse_bytes
 
 Messages = Sequence[dict[str, str]]
 Prompt = str | Sequence[int] | Messages  # a text as it is, token ids, or a conversation for the chat template
+MAX_SAMPLES = 1 << 16
 MAX_THREADS = 1024  # far more than help; the OpenMP runtime ends the process when it cannot make as many as asked for
 
 
@@ -151,6 +153,7 @@ class LLM:
             fingerprint=self._fingerprint(source, ops.name) if self.options.prefix_cache else None,
         )
         self._answers: dict[RequestId, Answer] = {}
+        self._owned: set[RequestId] = set()  # requests that we submitted; once without an answer they are cancelled
         self._lock = threading.RLock()  # one thread at a time decides and computes; the others' tokens come along
         self.load_s = time.monotonic() - started
 
@@ -217,7 +220,7 @@ class LLM:
 
         With a seed, answer i draws with seed + i.
         """
-        check_int("n", n, 1, math.inf, "1 or more")
+        check_int("n", n, 1, MAX_SAMPLES, f"1 to {MAX_SAMPLES:,}")
         (chosen,) = each(1, "params", params, SamplingParams())
         return self.generate([self.prompt_ids(prompt)] * n, chosen.samples(n), caching)
 
@@ -234,13 +237,18 @@ class LLM:
         caching: CacheParams | None = None,
     ) -> Iterator[Piece]:
         """Complete a text, token ids or a conversation; yields text as it comes. Leaving early frees its blocks."""
-        for _, piece in self.stream_many([self.prompt_ids(prompt)], params, caching):
-            yield piece
+        with closing(self.stream_many([self.prompt_ids(prompt)], params, caching)) as pieces:
+            for _, piece in pieces:
+                yield piece
 
     def sequence(self, prompt: Prompt = (), caching: CacheParams | None = None) -> TextSequence:
         """A text that grows, forks and rolls back on shared blocks. Nothing is computed until it has to be."""
         (cached,) = each(1, "caching", caching, CacheParams())
-        return TextSequence(self.generate, self.tokenizer, self.prompt_ids(prompt), cached)
+        ids = self.prompt_ids(prompt)
+        unknown = self.engine.unknown_token(ids)
+        if unknown is not None:
+            raise RequestError(unknown)
+        return TextSequence(self.generate, self.tokenizer, ids, cached)
 
     def explain(self, prompt: Prompt, caching: CacheParams | None = None) -> Explanation:
         """What of ``prompt`` a request would find in the cache now, and why not more. Changes nothing."""
@@ -271,9 +279,9 @@ class LLM:
         prompts: Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         caching: CacheParams | Sequence[CacheParams] | None = None,
-    ) -> Iterator[tuple[int, Piece]]:
+    ) -> Generator[tuple[int, Piece], None, None]:
         """Complete many prompts together; yields (index of the prompt, piece) as they come."""
-        if isinstance(prompts, str | bytes | dict):
+        if not isinstance(prompts, Iterable) or isinstance(prompts, str | bytes | dict):
             raise RequestError(f"prompts is {repr(prompts)[:60]}; accepted: a list of texts or of lists of token ids")
         ids = [self.prompt_ids(prompt) for prompt in prompts]
         chosen = each(len(ids), "params", params, SamplingParams())
@@ -292,14 +300,19 @@ class LLM:
         mine: dict[RequestId, Answer] = {}
         try:
             with self._lock:
-                for index, (ids, chosen, cached) in enumerate(zip(prompts, params, caching, strict=True)):
-                    request_id = self.engine.submit(ids, chosen, cached)
-                    stream, stops = TextStream(self.tokenizer, after=ids), StopMatcher(chosen.stop)
-                    mine[request_id] = Answer(index, len(ids), chosen, stream, stops, self.engine.clock())
-                self._answers.update(mine)
+                try:
+                    for index, (ids, chosen, cached) in enumerate(zip(prompts, params, caching, strict=True)):
+                        self._owned.add(self.engine.next_id)  # before it is there: an interrupt leaves no orphan
+                        request_id = self.engine.submit(ids, chosen, cached)
+                        stream, stops = TextStream(self.tokenizer, after=ids), StopMatcher(chosen.stop)
+                        answer = Answer(index, len(ids), chosen, stream, stops, self.engine.clock())
+                        mine[request_id] = self._answers[request_id] = answer
+                except BaseException:
+                    self._let_go(mine)
+                    raise
             while mine:
                 with self._lock:  # another thread's step may have served us while we waited
-                    self._tell_lost()
+                    self._tell_lost(mine)
                     if not any(answer.pieces or answer.error for answer in mine.values()):
                         self._step()
                 for request_id, answer in list(mine.items()):
@@ -313,16 +326,22 @@ class LLM:
                     yield answer.index, piece
         finally:  # the caller left early, or something failed: what is still under way gives its blocks back
             with self._lock:
-                for request_id in mine:
-                    self._answers.pop(request_id, None)
-                    self.engine.cancel(request_id)
-                self.engine.settle()
+                self._let_go(mine)
 
-    def _tell_lost(self) -> None:
+    def _let_go(self, mine: dict[RequestId, Answer]) -> None:
+        """Nobody waits for these answers any more: their requests end, and so do those that an interrupt orphaned."""
+        for request_id in list(mine):
+            self._answers.pop(request_id, None)
+        mine.clear()
+        for request_id in self._owned - self._answers.keys():
+            self.engine.cancel(request_id)
+            self._owned.discard(request_id)
+        self.engine.settle()
+
+    def _tell_lost(self, mine: dict[RequestId, Answer]) -> None:
         """An interrupt in another thread may have cost requests of ours."""
-        for request_id in self.engine.take_lost():
-            answer = self._answers.pop(request_id, None)
-            if answer is not None:
+        for request_id, answer in mine.items():
+            if not answer.pieces and answer.error is None and not self.engine.knows(request_id):
                 answer.error = RequestError("the engine was interrupted in the midst of a decision: ask again")
 
     def _step(self) -> None:
@@ -331,10 +350,10 @@ class LLM:
             for output in self.engine.step():
                 self._take(output)
         except BaseException as error:  # Ctrl-C too: a step cut short is booked for nobody
-            self.engine.abandon()
             for answer in self._answers.values():
                 answer.error = error
             self._answers.clear()
+            self.engine.abandon()
             raise
 
     def _take(self, output: Output) -> None:
