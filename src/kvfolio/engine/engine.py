@@ -112,6 +112,7 @@ class Engine:
         self._audited_at = 0  # steps
         self._stepping = False
         self._is_torn = False  # an interrupt cut a decision short: see _mend
+        self._is_unbooked = False  # a step was decided, and neither committed nor abandoned
         self._left_in_step: list[RequestId] = []  # cancelled by somebody that a running step called, or set free
         self._spec = spec
         self._groups = spec.groups()
@@ -191,13 +192,11 @@ class Engine:
             self.scheduler.counters.num_refused += 1
             raise RequestError(reason)
         self._mend()
-        self._is_torn = True
         self._next_id += 1
         self._params[request.id] = params
         if request.scores_prompt:
             self._prompts[request.id] = prompt
         self._events.append(Arrive(request))
-        self._is_torn = False
         return request.id
 
     def cancel(self, request_id: RequestId) -> None:
@@ -222,9 +221,11 @@ class Engine:
 
     def _step(self) -> list[Output]:
         started = self.clock()
+        self._is_torn |= self._is_unbooked
         self._mend()
         self._is_torn = True
         step = self._decide(started)
+        self._is_unbooked = bool(step.chunks)
         self._is_torn = False
         if not step.chunks:
             return []
@@ -234,7 +235,7 @@ class Engine:
         tokens = {request_id: choice.token_id for request_id, choice in zip(sampling, sampled, strict=True)}
         self._is_torn = True
         reasons = {end.request_id: end.reason for end in self.scheduler.commit(step, tokens)}
-        self._is_torn = False
+        self._is_torn = self._is_unbooked = False
         now = self.clock()
         self._measure(step, now - started)
         outputs = [
@@ -251,7 +252,8 @@ class Engine:
         for request_id in reasons:
             self._forget(request_id)
         if not self.has_work:
-            self._tidy()
+            for table in (self._params, self._uses, self._prompts, self._scores):
+                table.clear()  # an interrupt may have left something
             self._audit()
         return outputs
 
@@ -276,7 +278,7 @@ class Engine:
 
         Who holds what is not known then: all requests are lost, and all that was cached.
         """
-        if not self._is_torn:
+        if not self._is_torn and (self._stepping or not self._is_unbooked):
             return
         logger.warning(
             "interrupted in the midst of a decision: %d requests and the cache are dropped", len(self._params)
@@ -285,7 +287,7 @@ class Engine:
         self._events = []
         for request_id in list(self._params):
             self._forget(request_id)
-        self._is_torn = False
+        self._is_torn = self._is_unbooked = False
 
     def knows(self, request_id: RequestId) -> bool:
         """Whether the request is under way; one that has ended, or was lost, is not."""
@@ -299,17 +301,21 @@ class Engine:
         """
         if self._stepping:
             return
-        self._mend()
-        self._is_torn = True
-        events, self._events = self._events, []
-        self.scheduler.take_in(events, self.clock())
-        self._is_torn = False
+        self._stepping = True  # what the garbage collector sets free meanwhile must not settle inside of this
+        try:
+            self._mend()
+            events, self._events, self._is_torn = self._events, [], True
+            self.scheduler.take_in(events, self.clock())
+            self._is_torn = False
+        finally:
+            self._stepping = False
 
     def abandon(self) -> None:
         """End all requests, after an error in the middle of a step: nothing stays held."""
         for request_id in list(self._params):
             self.cancel(request_id)
         self.settle()
+        self._is_unbooked = False
 
     def snapshot(self) -> Snapshot:
         """Usage, counters and bytes now."""
@@ -359,11 +365,6 @@ class Engine:
             return None
         found = self._scores.pop(request_id)
         return tuple(found[position] for position in sorted(found))
-
-    def _tidy(self) -> None:
-        """Nothing runs: what an interrupt may have left of requests goes."""
-        for table in (self._params, self._uses, self._prompts, self._scores):
-            table.clear()
 
     def _audit(self) -> None:
         """Now and then, when there is nothing else to do: are the ledger's laws kept? What breaks them is logged."""
