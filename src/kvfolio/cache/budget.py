@@ -39,7 +39,7 @@ class BlockBudget:
         self._is_debug = debug
         self._costs = costs
         self._unknown = [Facts(0, False, 1.0, group.block_bytes) for group in layout.groups]
-        self._ranks = eviction != "lru"  # LRU never looks at a block's facts
+        self._ranks = not policy.ranks_all_equal  # else nobody looks at the facts of a block
 
     @property
     def free_bytes(self) -> int:
