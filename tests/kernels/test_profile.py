@@ -116,3 +116,11 @@ def test_a_folder_that_cannot_be_made_is_an_os_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
         write_profile(MEASURED, tmp_path / "file" / "machine.json")
+
+
+def test_measuring_what_preemption_reckons_with_changes_nobodys_draws() -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    copy_bytes_per_s, flops_per_s = profile.copy_and_product_rates(torch.device("cpu"))
+    assert copy_bytes_per_s > 0 < flops_per_s
+    assert torch.equal(torch.get_rng_state(), before)

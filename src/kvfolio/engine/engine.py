@@ -261,6 +261,8 @@ class Engine:
         """The next step, its moves carried out."""
         events, self._events = self._events, []
         step = self.scheduler.step(events, now_s)
+        for one in step.admitted:
+            self._uses.setdefault(one.request_id, CacheUse(one.num_hit_tokens, one.group_tokens, one.miss))
         for request_id in step.preempted:
             was_swapped = request_id in step.swapped
             self._warn(request_id, was_swapped)
@@ -268,8 +270,6 @@ class Engine:
             self._uses[request_id] = replace(
                 use, num_preemptions=use.num_preemptions + 1, num_swaps=use.num_swaps + was_swapped
             )
-        for one in step.admitted:
-            self._uses.setdefault(one.request_id, CacheUse(one.num_hit_tokens, one.group_tokens, one.miss))
         self._store.carry(step.moves)
         return step
 

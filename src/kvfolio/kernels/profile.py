@@ -159,11 +159,14 @@ def _one_pass(data: "Tensor") -> float:
     return data.nbytes / (time.perf_counter() - started)
 
 
-def _copy_bandwidth(device: "torch.device", num_bytes: int, repeats: int = 5) -> float:
+def _copy_bandwidth(
+    device: "torch.device", num_bytes: int, repeats: int = 5, to: "torch.device | None" = None
+) -> float:
+    """Bytes copied a second from ``device`` to another one, or within it."""
     import torch
 
     source = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
-    target = torch.zeros_like(source)  # written, so that no page is new when the copy begins
+    target = torch.zeros_like(source, device=to or device)  # written, so that no page is new when the copy begins
     return statistics.median(num_bytes / _seconds(device, lambda: target.copy_(source)) for _ in range(repeats))
 
 
@@ -171,13 +174,10 @@ def copy_and_product_rates(device: "torch.device") -> tuple[float, float]:
     """(bytes copied a second between ``device`` and host memory, FLOP a second of a product of prompt size); 0.3 s."""
     import torch
 
-    num_bytes = 64 << 20
-    here = torch.ones(num_bytes, dtype=torch.uint8, device=device)
-    there = torch.zeros(num_bytes, dtype=torch.uint8)  # written, so that no page is new when the copy begins
-    copy_s = min(_seconds(device, lambda: there.copy_(here)) for _ in range(4))
-    left, right = torch.rand(512, 1024, device=device), torch.rand(1024, 1024, device=device)
+    rows, side, dice = 512, 1024, torch.Generator(device).manual_seed(0)
+    left, right = (torch.rand((num_rows, side), device=device, generator=dice) for num_rows in (rows, side))
     product_s = min(_seconds(device, lambda: torch.mm(left, right)) for _ in range(5))
-    return num_bytes / copy_s, 2 * 512 * 1024 * 1024 / product_s
+    return _copy_bandwidth(device, 64 << 20, to=torch.device("cpu")), 2 * rows * side * side / product_s
 
 
 def _product_flops(device: "torch.device", dtype: "torch.dtype") -> tuple[float, int]:
