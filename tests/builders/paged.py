@@ -38,7 +38,8 @@ def geometry_of(
     block_tokens: int = 4,
     window: int | None = None,
 ) -> LayerGeometry:
-    return LayerGeometry(*heads, *widths, block_tokens, window, find_cache_format(stored), find_cache_format(exact))
+    formats = find_cache_format(stored, block_tokens), find_cache_format(exact)
+    return LayerGeometry(*heads, *widths, block_tokens, window, *formats)
 
 
 def layout_for(geometry: LayerGeometry, num_blocks: int, num_open: int) -> CacheLayout:

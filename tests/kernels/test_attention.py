@@ -16,6 +16,7 @@ from kvfolio.errors import OptionError
 from kvfolio.kernels.codec import decode, encode
 from kvfolio.kernels.reference import ReferenceOps
 from kvfolio.kernels.shapes import ChunkBlocks, LayerGeometry, LayerMemory
+from kvfolio.spec.formats import PACK, Format, find_cache_format
 
 native = pytest.importorskip(
     "kvfolio.kernels.native", reason="the C++ kernels are not built here", exc_type=ImportError
@@ -30,11 +31,30 @@ FORMATS = [
     ("int8", "f16"),
     ("bf16/int8", "bf16"),
     ("int8/f16", "f32"),
+    ("fp8", "bf16"),
+    ("fp8-scaled", "f32"),
+    ("fp8-e5m2/fp8-scaled", "f16"),
+    ("int6", "f32"),
+    ("int5", "bf16"),
+    ("int4", "bf16"),
+    ("int3", "f32"),
+    ("int2", "f16"),
+    ("int4-rotated/int6-token", "f32"),
+    ("int5-token/int3-token", "bf16"),
+    ("k8v4", "bf16"),
+    ("int4/f16", "f32"),
 ]
 WIDTHS = [20, 64, 80, 96, 128, 256]
 BLOCK_TOKENS = [4, 16, 32, 256]
 WINDOWS = [None, 1, 5, None, 100, 300, 16]
 HEADS = [(4, 2), (3, 3), (8, 1), (9, 3), (30, 1), (5, 1)]  # query and kv heads: GQA, MHA, MQA, more than a tile's rows
+
+
+def least_tokens(stored: str) -> int:
+    """Tokens of the smallest blocks that can be stored so."""
+    fmt = find_cache_format(stored)
+    return PACK if fmt.k.is_packed or fmt.v.is_packed else 4
+
 
 # Both compute in f32 and round the output once: values reach 30, sums are ordered differently, the last bit may differ.
 TOLERANCES = {"f32": (1e-4, 1e-5), "bf16": (1e-4, 2.0**-7), "f16": (1e-4, 2.0**-10)}  # absolute, relative
@@ -48,13 +68,19 @@ def assert_close(found: Tensor, expected: Tensor, exact: str) -> None:
 # ---- the definition -------------------------------------------------------------------------------------------------
 
 
+def stored_form(x: Tensor, fmt: Format, tokens: int) -> Tensor:
+    """x [num_tokens, heads, width] as it comes back from the cache, f64; only whole blocks are ever stored."""
+    blocks = x[: len(x) // tokens * tokens].unflatten(0, (-1, tokens)).transpose(1, 2)  # [n, heads, tokens, width]
+    found = [decode(*encode(block, fmt), fmt) for block in blocks]
+    return torch.cat([block.transpose(0, 1).double() for block in found] + [x[:0].double()])
+
+
 def naive(geometry: LayerGeometry, text: Text, position: int) -> Tensor:
     """[num_q_heads, v_width] f64 of one query, token by token: own block exactly, all before it as stored."""
     tokens = geometry.block_tokens
     own = position // tokens * tokens
     first = 0 if geometry.window is None else max(0, position - geometry.window + 1)
-    k_stored = decode(*encode(text.k, geometry.stored.k)).double()
-    v_stored = decode(*encode(text.v, geometry.stored.v)).double()
+    k_stored, v_stored = stored_form(text.k, geometry.stored.k, tokens), stored_form(text.v, geometry.stored.v, tokens)
     group = geometry.num_q_heads // geometry.num_kv_heads
     out = torch.zeros(geometry.num_q_heads, geometry.v_width, dtype=torch.float64)
     for head in range(geometry.num_q_heads):
@@ -69,18 +95,23 @@ def naive(geometry: LayerGeometry, text: Text, position: int) -> Tensor:
     return out
 
 
-@pytest.mark.parametrize(("stored", "exact"), [("f32", "f32"), ("int8", "f32"), ("bf16/int8", "bf16")])
+@pytest.mark.parametrize(
+    ("stored", "exact"),
+    [("f32", "f32"), ("int8", "f32"), ("bf16/int8", "bf16"), ("int4", "f32"), ("k5v3", "bf16"), ("fp8", "f32")],
+)
 @pytest.mark.parametrize("window", [None, 7])
 def test_a_query_reads_its_own_block_exactly_and_every_earlier_one_as_stored(
     stored: str, exact: str, window: int | None
 ) -> None:
-    geometry = geometry_of(stored, exact, window=window, widths=(16, 12))
-    text = text_of(geometry, 23, seed=1)
+    tokens = least_tokens(stored)
+    geometry = geometry_of(stored, exact, window=window, widths=(16, 12), block_tokens=tokens)
+    sizes = (6, 1, 9, 7) if tokens == 4 else (6, 1, 30, 20)
+    text = text_of(geometry, sum(sizes), seed=1)
     for ops in (ReferenceOps(), native.NativeOps(1)):
         ledger = Ledger(layout_for(geometry, 6, 1))
         ledger.admit(SequenceId(0))
         cache = PoisonedCache(ops, geometry, 6, 1)
-        for num_tokens in (6, 1, 9, 7):
+        for num_tokens in sizes:
             chunk = grant_chunk(ledger, SequenceId(0), num_tokens)
             out = cache.attend(step_of([(chunk, text)]))
             ledger.commit(SequenceId(0))
@@ -96,6 +127,8 @@ def cases() -> list[tuple[str, str, int, int, int | None, tuple[int, int]]]:
     """Every format with every width and block size; windows and heads take turns, with strides that pair them all."""
     chosen = []
     for number, ((stored, exact), width, tokens) in enumerate(itertools.product(FORMATS, WIDTHS, BLOCK_TOKENS)):
+        if tokens < least_tokens(stored):
+            continue
         window, heads = WINDOWS[number % len(WINDOWS)], HEADS[(number // 2) % len(HEADS)]
         chosen.append((stored, exact, width, tokens, window, heads))
     return chosen
@@ -218,7 +251,7 @@ def test_no_chunking_changes_a_single_bit(ops_name: str, stored: str, exact: str
 def test_no_company_in_the_batch_changes_a_single_bit(
     ops_name: str, stored: str, exact: str, window: int | None
 ) -> None:
-    geometry = geometry_of(stored, exact, (6, 2), (20, 24), block_tokens=4, window=window)
+    geometry = geometry_of(stored, exact, (6, 2), (20, 24), block_tokens=least_tokens(stored), window=window)
     layout = layout_for(geometry, 60, 3)
     cache = PoisonedCache(deterministic_ops(ops_name), geometry, 60, 3)
     outputs: list[tuple[SequenceId, int, Tensor]] = []  # sequence, start, rows
@@ -245,17 +278,18 @@ def test_no_company_in_the_batch_changes_a_single_bit(
 @pytest.mark.parametrize("ops_name", DETERMINISTIC)
 @pytest.mark.parametrize(("stored", "exact"), FORMATS)
 def test_sharing_the_blocks_of_a_prefix_changes_no_bit(ops_name: str, stored: str, exact: str) -> None:
-    # Blocks 0 … 9 hold 40 common tokens; three sequences go on from there, each into blocks of its own.
-    geometry = geometry_of(stored, exact, (6, 2), (20, 24), block_tokens=4)
+    # Blocks 0 … 9 hold common tokens; three sequences go on from there, each into blocks of its own.
+    tokens = least_tokens(stored)
+    geometry = geometry_of(stored, exact, (6, 2), (20, 24), block_tokens=tokens)
     cache = PoisonedCache(deterministic_ops(ops_name), geometry, 20, 3)
-    prefix = tuple(range(10))
-    cache.attend(step_of([(ChunkBlocks(0, 40, 0, prefix, 0), text_of(geometry, 40, seed=1))]))
+    prefix, edge = tuple(range(10)), 10 * tokens
+    cache.attend(step_of([(ChunkBlocks(0, edge, 0, prefix, 0), text_of(geometry, edge, seed=1))]))
     chunks = [
-        ChunkBlocks(40, 1, 0, prefix, 0),
-        ChunkBlocks(40, 9, 0, (*prefix, 12, 11), 1),
-        ChunkBlocks(36, 6, 0, (*prefix[:9], 15), 2),  # its own tenth block
+        ChunkBlocks(edge, 1, 0, prefix, 0),
+        ChunkBlocks(edge, 2 * tokens + 1, 0, (*prefix, 12, 11), 1),
+        ChunkBlocks(edge - tokens, tokens + 2, 0, (*prefix[:9], 15), 2),  # its own tenth block
     ]
-    parts = [(chunk, text_of(geometry, 60, seed=2 + number)) for number, chunk in enumerate(chunks)]
+    parts = [(chunk, text_of(geometry, 15 * tokens, seed=2 + number)) for number, chunk in enumerate(chunks)]
     sealed, open_blocks = cache.sealed.clone(), cache.open.clone()
     rows = torch.split(cache.attend(step_of(parts)), [chunk.num_tokens for chunk in chunks])
     for part, found in zip(parts, rows, strict=True):

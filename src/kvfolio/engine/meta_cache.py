@@ -21,7 +21,7 @@ from kvfolio.engine.measured import MeasuredCache, MeasuredLayer, MeasuredTensor
 from kvfolio.engine.meta_values import NoValues
 from kvfolio.errors import OptionError, UnknownModelError
 from kvfolio.kernels.codec import TORCH_DTYPES
-from kvfolio.spec.formats import FORMATS, format_of_dtype
+from kvfolio.spec.formats import COMPUTE_FORMATS, format_of_dtype
 
 ENCODER_TOKENS = 50  # given to an encoder whose length is free
 
@@ -120,7 +120,7 @@ def _dtype(config: Mapping[str, object]) -> torch.dtype:
     for part in (config, text if isinstance(text, Mapping) else {}):
         name = part.get("dtype", part.get("torch_dtype"))
         fmt = format_of_dtype(name) if isinstance(name, str) else None
-        if fmt is not None and fmt.name in FORMATS:
+        if fmt is not None and fmt.name in COMPUTE_FORMATS:
             return TORCH_DTYPES[fmt.name]
     return torch.bfloat16
 

@@ -17,8 +17,9 @@ def make_plan(
     window: int,
     lossless: bool,
     slot_floats: int,
-    sequences: list[tuple[int, int, int, int, int, int]],
+    sequences: list[tuple[int, int, int, int, int, int, int, int]],
     sealed: list[int],
+    sinks: list[int],
 ) -> AttentionPlan: ...
 
 class Kernels:

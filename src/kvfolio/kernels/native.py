@@ -14,8 +14,12 @@ from kvfolio.kernels import _native
 from kvfolio.kernels.codec import TORCH_DTYPES
 from kvfolio.kernels.reference import ReferenceOps
 from kvfolio.kernels.shapes import ChunkBlocks, LayerGeometry, LayerMemory
+from kvfolio.spec.formats import Format
 
-_FORMAT_CODES = {"f32": 0, "bf16": 1, "f16": 2, "int8": 3}
+# Numbers of csrc/shapes.hpp.
+_CODES = {"f32": 0, "bf16": 1, "f16": 2, "int8": 3, "fp8": 4, "fp8-scaled": 4, "fp8-e5m2": 5}
+_PACKED = 10  # + bits
+_NO_SCALES, _VECTOR_F32, _VECTOR_BF16, _CHANNEL = range(4)
 _DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _ACTIVATION_CODES = {"silu": 0, "gelu_tanh": 1}
 
@@ -157,11 +161,14 @@ class NativeOps:
     def plan(self, geometry: LayerGeometry, chunks: tuple[ChunkBlocks, ...]) -> NativePlan:
         """The plan of one step for the layers of one group: made once, used by each of them."""
         sealed: list[int] = []
-        sequences: list[tuple[int, int, int, int, int, int]] = []
+        sinks: list[int] = []
+        sequences: list[tuple[int, int, int, int, int, int, int, int]] = []
         for chunk in chunks:
-            begin = len(sealed)
+            begin, sinks_begin = len(sealed), len(sinks)
             sealed.extend(chunk.sealed)
-            sequences.append((chunk.start, chunk.num_tokens, chunk.first_block, begin, len(sealed), chunk.open_slot))
+            sinks.extend(chunk.sinks)
+            places = (begin, len(sealed), sinks_begin, len(sinks), chunk.open_slot)
+            sequences.append((chunk.start, chunk.num_tokens, chunk.first_block, *places))
         slot_floats = geometry.num_q_heads * (geometry.v_width + 2)
         attention = _native.make_plan(
             geometry.block_tokens,
@@ -171,6 +178,7 @@ class NativeOps:
             slot_floats,
             sequences,
             sealed,
+            sinks,
         )
         cpp_geometry = _native.Geometry(
             [
@@ -179,9 +187,9 @@ class NativeOps:
                 geometry.k_width,
                 geometry.v_width,
                 geometry.block_tokens,
-                _FORMAT_CODES[geometry.stored.k.name],
-                _FORMAT_CODES[geometry.stored.v.name],
-                _FORMAT_CODES[geometry.exact.k.name],
+                *_format_numbers(geometry.stored.k),
+                *_format_numbers(geometry.stored.v),
+                *_format_numbers(geometry.exact.k),
             ]
         )
         scratch = torch.empty((attention.num_scratch, geometry.layer_bytes(geometry.exact)), dtype=torch.uint8)
@@ -210,8 +218,14 @@ class NativeOps:
                 memory.sealed.data_ptr() + memory.sealed_offset,
                 memory.open.data_ptr() + memory.open_offset,
                 plan.scratch.data_ptr(),
+                0 if memory.sinks is None else memory.sinks.data_ptr() + memory.sinks_offset,
             ],
-            [memory.sealed.stride(0), memory.open.stride(0), plan.scratch.stride(0)],
+            [
+                memory.sealed.stride(0),
+                memory.open.stride(0),
+                plan.scratch.stride(0),
+                0 if memory.sinks is None else memory.sinks.stride(0),
+            ],
             [_address(q), _address(k), _address(v)],
             [q.stride(0), k.stride(0), v.stride(0)],
             out.data_ptr(),
@@ -219,6 +233,15 @@ class NativeOps:
             scale,
         )
         return out
+
+
+def _format_numbers(fmt: Format) -> tuple[int, int, int]:
+    """(code, scales, whether it is rotated), as csrc/shapes.hpp has them."""
+    if fmt.scale_tokens:
+        scales = _CHANNEL
+    else:
+        scales = {0: _NO_SCALES, 4: _VECTOR_F32, 2: _VECTOR_BF16}[fmt.scale_bytes]
+    return _PACKED + fmt.bits if fmt.is_packed else _CODES[fmt.name], scales, int(fmt.is_rotated)
 
 
 def _many_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kvfolio.errors import OptionError
-from kvfolio.kernels.codec import TORCH_DTYPES, decode, encode
+from kvfolio.kernels.codec import TORCH_DTYPES, seal, unseal
 from kvfolio.kernels.shapes import ChunkBlocks, LayerGeometry, LayerMemory
 from kvfolio.spec.formats import CacheFormat
 
@@ -90,37 +90,28 @@ class ReferenceOps:
         return out
 
 
-def _layer_part(rows: Tensor, geometry: LayerGeometry, fmt: CacheFormat) -> tuple[Tensor, ...]:
-    """(keys, k scales, values, v scales) as views of ``rows`` uint8 [num_blocks, layer_bytes]; scales may be empty."""
-    heads, tokens = geometry.num_kv_heads, geometry.block_tokens
-    n = rows.shape[0]
+def _parts(rows: Tensor, geometry: LayerGeometry, fmt: CacheFormat) -> tuple[Tensor, ...]:
+    """(keys, k scales, values, v scales) of ``rows`` uint8 [num_blocks, layer_bytes]: views [num_blocks, heads, …]."""
+    each = geometry.num_kv_heads * geometry.block_tokens
     sizes = [
-        heads * geometry.k_width * tokens * fmt.k.value_bytes,
-        heads * tokens * fmt.k.scale_bytes,
-        heads * tokens * geometry.v_width * fmt.v.value_bytes,
-        heads * tokens * fmt.v.scale_bytes,
+        each * fmt.k.code_bytes(geometry.k_width),
+        each * fmt.k.scales_bytes(geometry.k_width),
+        each * fmt.v.code_bytes(geometry.v_width),
+        each * fmt.v.scales_bytes(geometry.v_width),
     ]
-    keys, k_scales, values, v_scales = torch.split(rows, sizes, dim=1)
-    return (
-        keys.view(TORCH_DTYPES[fmt.k.name]).view(n, heads, geometry.k_width, tokens),
-        k_scales.view(torch.float32).view(n, heads, tokens * fmt.k.scale_bytes // 4),
-        values.view(TORCH_DTYPES[fmt.v.name]).view(n, heads, tokens, geometry.v_width),
-        v_scales.view(torch.float32).view(n, heads, tokens * fmt.v.scale_bytes // 4),
-    )
-
-
-def _sealed_part(geometry: LayerGeometry, memory: LayerMemory, block: int) -> tuple[Tensor, ...]:
-    size = geometry.layer_bytes(geometry.stored)
-    rows = memory.sealed[block : block + 1, memory.sealed_offset : memory.sealed_offset + size]
-    return _layer_part(rows, geometry, geometry.stored)
+    return tuple(part.unflatten(1, (geometry.num_kv_heads, -1)) for part in torch.split(rows, sizes, dim=1))
 
 
 def _open_part(geometry: LayerGeometry, memory: LayerMemory, slot: int) -> tuple[Tensor, Tensor]:
     """(keys [num_kv_heads, k_width, block_tokens], values [num_kv_heads, block_tokens, v_width]) of an open block."""
     size = geometry.layer_bytes(geometry.exact)
     rows = memory.open[slot : slot + 1, memory.open_offset : memory.open_offset + size]
-    keys, _, values, _ = _layer_part(rows, geometry, geometry.exact)
-    return keys[0], values[0]
+    keys, _, values, _ = _parts(rows, geometry, geometry.exact)
+    dtype = TORCH_DTYPES[geometry.exact.k.name]
+    return (
+        keys[0].view(dtype).unflatten(1, (geometry.k_width, -1)),
+        values[0].view(dtype).unflatten(1, (-1, geometry.v_width)),
+    )
 
 
 def _write(
@@ -136,17 +127,7 @@ def _write(
     num_filled = chunk.stop // tokens - first
     for index in range(num_filled):
         part = slice(index * tokens, (index + 1) * tokens)
-        to_k, to_k_scales, to_v, to_v_scales = _sealed_part(
-            geometry, memory, chunk.sealed[first + index - chunk.first_block]
-        )
-        codes, scales = encode(own_k[:, part], geometry.stored.k)
-        to_k[0].copy_(codes.transpose(1, 2))
-        if scales is not None:
-            to_k_scales[0].copy_(scales)
-        codes, scales = encode(own_v[:, part], geometry.stored.v)
-        to_v[0].copy_(codes)
-        if scales is not None:
-            to_v_scales[0].copy_(scales)
+        _seal(geometry, memory, chunk, first + index, own_k[:, part], own_v[:, part])
     num_open = chunk.stop % tokens
     rest = slice(num_filled * tokens, num_filled * tokens + num_open)
     open_k[:, :, :num_open].copy_(own_k[:, rest].transpose(1, 2))
@@ -154,15 +135,41 @@ def _write(
     return own_k, own_v
 
 
+def _seal(geometry: LayerGeometry, memory: LayerMemory, chunk: ChunkBlocks, block: int, k: Tensor, v: Tensor) -> None:
+    """Store block ``block`` of the sequence, k and v [num_kv_heads, block_tokens, width], and its sink if any."""
+    places = [(memory.sealed, memory.sealed_offset, chunk.sealed[block - chunk.first_block], geometry.stored)]
+    if block < len(chunk.sinks):
+        assert memory.sinks is not None
+        places.append((memory.sinks, memory.sinks_offset, chunk.sinks[block], geometry.exact))
+    for pool, offset, number, fmt in places:
+        rows = pool[number : number + 1, offset : offset + geometry.layer_bytes(fmt)]
+        stored = (*seal(k, fmt.k, is_key=True), *seal(v, fmt.v, is_key=False))
+        for target, part in zip(_parts(rows, geometry, fmt), stored, strict=True):
+            target[0].copy_(part)
+
+
 def _read_stored(geometry: LayerGeometry, memory: LayerMemory, chunk: ChunkBlocks) -> tuple[Tensor, Tensor]:
     """Keys and values of all sealed blocks, decoded: f32 [num_kv_heads, tokens, width], from ``first_block`` on."""
-    size = geometry.layer_bytes(geometry.stored)
-    ids = torch.tensor(chunk.sealed, dtype=torch.int64, device=memory.sealed.device)
-    rows = memory.sealed[:, memory.sealed_offset : memory.sealed_offset + size].index_select(0, ids)
-    keys, k_scales, values, v_scales = _layer_part(rows, geometry, geometry.stored)
+    num_sinks = max(0, min(len(chunk.sinks) - chunk.first_block, len(chunk.sealed)))
+    k, v = _read(geometry, memory.sealed, memory.sealed_offset, chunk.sealed[num_sinks:], geometry.stored)
+    if num_sinks == 0:
+        return k, v
+    assert memory.sinks is not None
+    sinks = chunk.sinks[chunk.first_block : chunk.first_block + num_sinks]
+    sink_k, sink_v = _read(geometry, memory.sinks, memory.sinks_offset, sinks, geometry.exact)
+    return torch.cat((sink_k, k), dim=1), torch.cat((sink_v, v), dim=1)
+
+
+def _read(
+    geometry: LayerGeometry, pool: Tensor, offset: int, blocks: tuple[int, ...], fmt: CacheFormat
+) -> tuple[Tensor, Tensor]:
+    """f32 [num_kv_heads, tokens, width] of keys and values in these blocks of a pool."""
+    ids = torch.tensor(blocks, dtype=torch.int64, device=pool.device)
+    rows = pool[:, offset : offset + geometry.layer_bytes(fmt)].index_select(0, ids)
+    keys, k_scales, values, v_scales = _parts(rows, geometry, fmt)
+    k = unseal(keys, k_scales, fmt.k, is_key=True, width=geometry.k_width)  # [num_blocks, heads, tokens, width]
+    v = unseal(values, v_scales, fmt.v, is_key=False, width=geometry.v_width)
     heads = geometry.num_kv_heads
-    k = decode(keys.transpose(2, 3), None if geometry.stored.k.is_float else k_scales)
-    v = decode(values, None if geometry.stored.v.is_float else v_scales)
     return (
         k.transpose(0, 1).reshape(heads, -1, geometry.k_width),
         v.transpose(0, 1).reshape(heads, -1, geometry.v_width),

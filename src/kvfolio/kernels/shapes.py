@@ -5,9 +5,12 @@ Plain data over spec.formats and torch tensors. Knows nothing of ledgers, schedu
 One layer's part of a block, from its first byte (the layout both kernels read and write):
 
     keys      [num_kv_heads, k_width, block_tokens]   channels outermost: 16 tokens are one vector register
-    k scales  [num_kv_heads, block_tokens] f32        lossy formats only
+    k scales  [num_kv_heads, …]                       of formats that have scales
     values    [num_kv_heads, block_tokens, v_width]
-    v scales  [num_kv_heads, block_tokens] f32        lossy formats only
+    v scales  [num_kv_heads, …]
+
+Scales are one a token, f32 or bf16, or of the channels of a block: [least values | steps, k_width] bf16. In packed
+formats k_width and v_width are rounded up to whole packs, and the pads are zeros. codec.py has the bits.
 """
 
 from dataclasses import dataclass
@@ -19,7 +22,7 @@ from kvfolio.spec.formats import CacheFormat
 RUN_TOKENS = 256  # tokens of one run: the fixed split of every query's reduction
 # Counted up when the same tokens leave other bytes in a sealed block: another layout, another encoding, sums in another
 # order. The model's fingerprint holds it, so that blocks kept by an older version are found no more.
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,7 @@ class ChunkBlocks:
     first_block: int
     sealed: tuple[int, ...]
     open_slot: int
+    sinks: tuple[int, ...] = ()  # block i < len(sinks) lies exact in sink block sinks[i], those it fills included
 
     @property
     def stop(self) -> int:
@@ -77,3 +81,5 @@ class LayerMemory:
     sealed_offset: int
     open: Tensor  # uint8 [num_open_blocks, open_block_bytes]
     open_offset: int
+    sinks: Tensor | None = None  # uint8 [num_blocks, block_bytes], exact; None: there are none
+    sinks_offset: int = 0

@@ -7,7 +7,7 @@ Formulas: docs/arithmetic.md.
 from dataclasses import dataclass
 
 from kvfolio.planner import sizes
-from kvfolio.spec.formats import CacheFormat, find_format
+from kvfolio.spec.formats import COMPUTE_FORMATS, CacheFormat
 from kvfolio.spec.model import LayerGroup, RunnableSpec
 
 
@@ -67,12 +67,12 @@ def textbook_flops(num_params: int, prompt_tokens: int, num_tokens: int) -> tupl
 
 def weight_bytes(spec: RunnableSpec, dtype: str) -> int:
     """Bytes of the weights held in ``dtype``."""
-    return spec.num_params * find_format(dtype).value_bytes
+    return spec.num_params * COMPUTE_FORMATS[dtype].value_bytes
 
 
 def weight_bytes_read(spec: RunnableSpec, dtype: str) -> int:
     """Bytes of weights that one step reads: all but an embedding table that is only looked up."""
-    return weight_flops(spec) // 2 * find_format(dtype).value_bytes
+    return weight_flops(spec) // 2 * COMPUTE_FORMATS[dtype].value_bytes
 
 
 def cache_bytes_read(groups: tuple[LayerGroup, ...], fmt: CacheFormat, position: int) -> int:

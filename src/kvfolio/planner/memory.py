@@ -47,8 +47,9 @@ def plan_cache(spec: RunnableSpec, dtype: str, options: CacheOptions) -> CacheLa
     The result never takes more than the budget. Raises BudgetError when not even one block of every group fits.
     """
     exact = find_cache_format(dtype)
-    fmt = exact if options.kv_format == "auto" else find_cache_format(options.kv_format)
     tokens = options.block_tokens
+    fmt = exact if options.kv_format == "auto" else find_cache_format(options.kv_format, tokens)
+    fmt.check_block_tokens(tokens)
     groups = spec.groups()
     sealed_sizes = [group.block_bytes(tokens, fmt) for group in groups]
     open_row = sum(group.block_bytes(tokens, exact) for group in groups)

@@ -1,28 +1,52 @@
 """Storage formats: how many bytes one stored vector takes, scales included.
 
-Knows nothing of layers or tensors; the encoders and decoders live in ``kernels``. ``FORMATS`` are those that the
-engine stores; ``plan`` counts more of them (``parse_format``).
+Knows nothing of layers or tensors; the encoders and decoders live in ``kernels/codec.py``. ``find_*`` know what the
+engine stores; ``plan`` counts more (``parse_*``).
 """
 
 import re
 from dataclasses import dataclass
 
-from kvfolio.errors import UnknownModelError
+from kvfolio.errors import OptionError, UnknownModelError
+
+PACK = 16  # numbers that are packed together: rows are padded to whole packs
+PACKED_BITS = (2, 3, 4, 5, 6)
+DEFAULT_PACKED_TOKENS = 64  # a block's tokens where keys share scales along it: docs/lab.md
+_KEY_SCALE_BYTES = 4  # of one channel of a block: its least value and its step, bf16 each
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How one vector (one token's key or value of one head) is stored."""
+    """How vectors (one token's key or value of one head) are stored.
+
+    Scales lie beside each vector or, with ``scale_tokens``, beside each channel of a block of so many tokens.
+    """
 
     name: str
     bits: int  # of one stored number
     scale_bytes: int  # of one scale; 0: no scales, plain numbers
     group: int = 0  # numbers that share one scale; 0: the whole vector
+    is_packed: bool = False  # several numbers share bytes, PACK of them at a time
+    is_rotated: bool = False  # vectors are rotated by a Hadamard matrix before they are rounded
+    scale_tokens: int = 0  # tokens of a block that share the scale of a channel; 0: scales are of vectors
+
+    def code_bytes(self, width: int) -> int:
+        """Bytes of the numbers of one vector of ``width`` numbers."""
+        return self.padded(width) * self.bits // 8 if self.is_packed else -(-width * self.bits // 8)
+
+    def scales_bytes(self, width: int) -> int:
+        """Bytes of the scales of one vector; of its share, rounded up, where a block's tokens have them together."""
+        if self.scale_tokens:
+            return -(-self.padded(width) * self.scale_bytes // self.scale_tokens)
+        return (-(-width // self.group) if self.group else int(width > 0)) * self.scale_bytes
 
     def vector_bytes(self, width: int) -> int:
-        """Bytes of one stored vector of ``width`` numbers, its scales included, rounded up."""
-        scales = -(-width // self.group) if self.group else int(width > 0)
-        return -(-width * self.bits // 8) + scales * self.scale_bytes
+        """Bytes of one stored vector of ``width`` numbers, its scales and pads included, rounded up."""
+        return self.code_bytes(width) + self.scales_bytes(width)
+
+    def padded(self, width: int) -> int:
+        """Numbers of one vector as they are stored: in whole packs."""
+        return -(-width // PACK) * PACK if self.is_packed else width
 
     @property
     def value_bytes(self) -> int:
@@ -39,27 +63,26 @@ F32 = Format("f32", 32, 0)
 BF16 = Format("bf16", 16, 0)
 F16 = Format("f16", 16, 0)
 INT8 = Format("int8", 8, 4)  # one f32 scale a token and head: value = code * scale, codes -127…127
+# Without scales: what vLLM and SGLang store by default. Larger values become the largest, 448 and 57,344.
+FP8 = Format("fp8", 8, 0)  # e4m3
+FP8_E5M2 = Format("fp8-e5m2", 8, 0)
+FP8_SCALED = Format("fp8-scaled", 8, 4)  # e4m3 with one f32 scale a token and head
 
-FORMATS = {fmt.name: fmt for fmt in (F32, BF16, F16, INT8)}
+COMPUTE_FORMATS = {fmt.name: fmt for fmt in (F32, BF16, F16)}
+_WHOLE_BYTES = COMPUTE_FORMATS | {fmt.name: fmt for fmt in (FP8, FP8_SCALED, FP8_E5M2, INT8)}
+FORMAT_NAMES = (*_WHOLE_BYTES, *(f"int{bits}" for bits in reversed(PACKED_BITS)))
+"""What the engine stores, by the names that errors list; packed formats have variants, see ``find_format``."""
 
 F64 = Format("f64", 64, 0)  # of published weights and measured states; no cache is planned in it
-# One scale for a whole tensor or layer, as vLLM and SGLang keep fp8 by default: no bytes beside a vector.
-FP8 = Format("fp8", 8, 0)
-_PLANNED = FORMATS | {
-    "fp8": FP8,
-    "fp8-scaled": Format("fp8-scaled", 8, 4),  # one f32 scale a token and head
-    "int6": Format("int6", 6, 4),
-    "int4": Format("int4", 4, 4),
-}
+_PACKED = re.compile(r"int([2-6])(?:-(channel|rotated|token))?")
 _GROUPED = re.compile(r"(fp8|int8|int6|int4)-g(0|[1-9][0-9]{0,3})")
-_SHORT = re.compile(r"k(16|8|6|4)v(16|8|6|4)")
-_SHORT_NAMES = {"16": "bf16", "8": "int8", "6": "int6", "4": "int4"}
+_SHORT = re.compile(r"k(16|[2-68])v(16|[2-68])")
 # What engines call the same: llama.cpp's blocks of 32 numbers and one f16 scale; fp8 without scales of its own.
 _ENGINES_NAMES = {
     "q8_0": "int8-g32",
     "q4_0": "int4-g32",
     "fp8_e4m3": "fp8",
-    "fp8_e5m2": "fp8",
+    "fp8_e5m2": "fp8-e5m2",
     "bfloat16": "bf16",
     "float16": "f16",
 }
@@ -72,10 +95,10 @@ _DTYPES = {
     "float64": F64,
     "double": F64,
     "float8_e4m3fn": FP8,
-    "float8_e5m2": FP8,
+    "float8_e5m2": FP8_E5M2,
 }
-DTYPE_WORDS = tuple(word for word, fmt in _DTYPES.items() if fmt.name in FORMATS)
-"""Dtypes as configs write them, of the formats that the engine stores."""
+DTYPE_WORDS = tuple(word for word, fmt in _DTYPES.items() if fmt.name in COMPUTE_FORMATS)
+"""Dtypes as configs write them, of the formats that the engine computes in."""
 # vLLM's and SGLang's fp8_ds_mla: the latent in fp8 with one f32 scale for 128 numbers, the rotary key exact. 656 B a
 # token for DeepSeek's 512 + 64; the index key of V3.2 takes 128 + 4.
 _LATENT_FP8 = "fp8-mla"
@@ -93,58 +116,100 @@ class CacheFormat:
     def name(self) -> str:
         if self.rope is not None:
             return _LATENT_FP8
-        return self.k.name if self.k == self.v else f"{self.k.name}/{self.v.name}"
+        return self.k.name if self.k.name == self.v.name else f"{self.k.name}/{self.v.name}"
+
+    @property
+    def default_block_tokens(self) -> int | None:
+        """Tokens of a block that suit the format; None: it has no wish."""
+        return DEFAULT_PACKED_TOKENS if self.k.scale_tokens else None
+
+    def check_block_tokens(self, block_tokens: int) -> None:
+        """Raise OptionError where blocks of so many tokens cannot be stored."""
+        for fmt in (self.k, self.v):
+            if fmt.is_packed and block_tokens < PACK:
+                raise OptionError(f"block_tokens is {block_tokens}; {fmt.name} packs {PACK} tokens: at least {PACK}")
 
 
-def find_format(name: str) -> Format:
-    """The format called ``name`` that the engine stores; raises UnknownModelError that lists the known ones."""
-    if name not in FORMATS:
-        raise UnknownModelError(f"unknown format {name!r}; known: {', '.join(FORMATS)}")
-    return FORMATS[name]
+def find_format(name: str, is_key: bool, block_tokens: int | None = None) -> Format:
+    """The format called ``name`` that the engine stores; raises UnknownModelError that lists the known ones.
+
+    int6 to int2 are, for keys, ``int4-channel``: a least value and a step for each channel of a block of
+    ``block_tokens``; for values ``int4-rotated``: a step for each token, rotated; ``int4-token``: not rotated.
+    """
+    fmt = _WHOLE_BYTES.get(name) or _packed(name, is_key, block_tokens or DEFAULT_PACKED_TOKENS)
+    if fmt is None:
+        variants = "-rotated, -token" + (", -channel" if is_key else "")
+        raise UnknownModelError(
+            f"unknown format {name!r} of {'keys' if is_key else 'values'}; known: {', '.join(FORMAT_NAMES)}, "
+            f"the last {len(PACKED_BITS)} also with {variants}"
+        )
+    return fmt
 
 
-def find_cache_format(name: str) -> CacheFormat:
-    """The cache format called ``name``: one format for both (``int8``) or ``keys/values`` (``bf16/int8``)."""
+def _packed(name: str, is_key: bool, block_tokens: int) -> Format | None:
+    match = _PACKED.fullmatch(name)
+    if match is None:
+        return None
+    usual = "channel" if is_key else "rotated"
+    bits, variant = int(match[1]), match[2] or usual
+    canonical = f"int{bits}" if variant == usual else f"int{bits}-{variant}"
+    if variant != "channel":
+        return Format(canonical, bits, 2, is_packed=True, is_rotated=variant == "rotated")
+    if not is_key:
+        return None
+    return Format(canonical, bits, _KEY_SCALE_BYTES, is_packed=True, scale_tokens=block_tokens)
+
+
+def find_cache_format(name: str, block_tokens: int | None = None) -> CacheFormat:
+    """The cache format called ``name`` that the engine stores.
+
+    One format for both (``int8``), ``keys/values`` (``bf16/int8``), or short ``k8v4`` (int8 keys, int4 values).
+    ``block_tokens``: of the blocks it is for; keys of packed formats share scales along a block.
+    """
+    k_name, v_name = _two_names(name)
+    return CacheFormat(find_format(k_name, True, block_tokens), find_format(v_name, False, block_tokens))
+
+
+def _two_names(name: str) -> tuple[str, str]:
+    short = _SHORT.fullmatch(name)
+    if short is not None:
+        k_name, v_name = ("bf16" if bits == "16" else f"int{bits}" for bits in short.groups())
+        return k_name, v_name
     k_name, slash, v_name = name.partition("/")
-    return CacheFormat(find_format(k_name), find_format(v_name if slash else k_name))
+    return k_name, v_name if slash else k_name
 
 
 def format_of_dtype(word: str) -> Format | None:
     """The format of numbers whose dtype configs and torch call ``word``, with or without ``torch.``; None: not known.
 
-    Weights have more dtypes than caches: the format may be none of ``FORMATS`` (float64, float8).
+    Weights have more dtypes than caches: the format may be none of ``COMPUTE_FORMATS`` (float64, float8).
     """
     return _DTYPES.get(word.removeprefix("torch."))
 
 
-def parse_format(name: str) -> Format:
-    """The format called ``name`` that can be counted: those the engine stores, fp8, int6, int4 and groups.
+def parse_format(name: str, is_key: bool = False, block_tokens: int | None = None) -> Format:
+    """The format called ``name`` that can be counted: those the engine stores, and groups as other engines have them.
 
     ``int4-g64`` has one f16 scale for 64 numbers, ``int4-g0`` none at all: the bare numbers, a lower bound.
     """
     name = _ENGINES_NAMES.get(name, name)
-    if name in _PLANNED:
-        return _PLANNED[name]
     match = _GROUPED.fullmatch(name)
-    if match is None:
+    if match is not None:
+        code, group = match[1], int(match[2])
+        return Format(name, int(code.lstrip("fpint")), 2 if group else 0, group)
+    try:
+        return find_format(name, is_key, block_tokens)
+    except UnknownModelError as error:
         raise UnknownModelError(
-            f"unknown format {name!r}; known: {', '.join(_PLANNED)}, and fp8, int8, int6 or int4 with -g and the "
-            "numbers that share one f16 scale (int4-g64; -g0: no scales)"
-        )
-    code, group = match[1], int(match[2])
-    return Format(name, int(code.lstrip("fpint")), 2 if group else 0, group)
+            f"{error}; plan counts fp8, int8, int6 and int4 with -g and the numbers that share one f16 scale, too "
+            "(int4-g64; -g0: no scales)"
+        ) from error
 
 
-def parse_cache_format(name: str) -> CacheFormat:
-    """The cache format called ``name`` that can be counted.
-
-    One format for both, ``keys/values``, the short ``k8v4`` (int8 keys, int4 values) or ``fp8-mla``.
-    """
+def parse_cache_format(name: str, block_tokens: int | None = None) -> CacheFormat:
+    """The cache format called ``name`` that can be counted: as ``find_cache_format``, and groups, and ``fp8-mla``."""
     if name in (_LATENT_FP8, "fp8_ds_mla"):
         fp8 = Format("fp8-g128", 8, 4, 128)
         return CacheFormat(fp8, fp8, BF16)
-    short = _SHORT.fullmatch(name)
-    if short is not None:
-        return CacheFormat(parse_format(_SHORT_NAMES[short[1]]), parse_format(_SHORT_NAMES[short[2]]))
-    k_name, slash, v_name = name.partition("/")
-    return CacheFormat(parse_format(k_name), parse_format(v_name if slash else k_name))
+    k_name, v_name = _two_names(name)
+    return CacheFormat(parse_format(k_name, True, block_tokens), parse_format(v_name, False, block_tokens))

@@ -6,7 +6,7 @@ Knows nothing of configs or files: what it sees is a RunnableSpec, whoever made 
 from dataclasses import replace
 
 from kvfolio.errors import BrokenModelError
-from kvfolio.spec.formats import find_format
+from kvfolio.spec.formats import COMPUTE_FORMATS
 from kvfolio.spec.layers import PagedLayer
 from kvfolio.spec.model import Network, RunnableSpec, WeightCount
 
@@ -17,7 +17,7 @@ def completed(spec: RunnableSpec) -> RunnableSpec:
     """``spec`` with its weights counted; raises BrokenModelError where its numbers contradict each other."""
     check_shape(spec)
     count = count_parameters(spec)
-    return replace(spec, weights=WeightCount(count, count, count * find_format(spec.dtype).value_bytes, "config"))
+    return replace(spec, weights=WeightCount(count, count, count * COMPUTE_FORMATS[spec.dtype].value_bytes, "config"))
 
 
 def check_shape(spec: RunnableSpec) -> None:

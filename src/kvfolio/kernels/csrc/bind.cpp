@@ -50,13 +50,14 @@ const Table& find_table(const std::string& name) {
   throw std::invalid_argument("instruction set " + name + " is not available on this machine");
 }
 
-typedef std::tuple<int, int, int, int, int, int> SequenceTuple;
+typedef std::tuple<int, int, int, int, int, int, int, int> SequenceTuple;
 
 AttentionPlan make_plan(int block_tokens, int run_blocks, int window, bool lossless, int64_t slot_floats,
-                        const std::vector<SequenceTuple>& sequences, std::vector<int32_t> sealed) {
-  PlanInput input{block_tokens, run_blocks, window, lossless, slot_floats, {}, std::move(sealed)};
-  for (const auto& [start, num_tokens, first_block, begin, end, open_slot] : sequences)
-    input.sequences.push_back({start, num_tokens, first_block, begin, end, open_slot});
+                        const std::vector<SequenceTuple>& sequences, std::vector<int32_t> sealed,
+                        std::vector<int32_t> sinks) {
+  PlanInput input{block_tokens, run_blocks, window, lossless, slot_floats, {}, std::move(sealed), std::move(sinks)};
+  for (const auto& [start, num_tokens, first_block, begin, end, sinks_begin, sinks_end, open_slot] : sequences)
+    input.sequences.push_back({start, num_tokens, first_block, begin, end, sinks_begin, sinks_end, open_slot});
   return AttentionPlan(input);
 }
 
@@ -101,7 +102,7 @@ class Kernels {
     AttendArgs args{};
     args.plan = plan.arrays();
     args.geometry = geometry;
-    for (int i = 0; i < 3; ++i) args.areas[i] = {pointer<uint8_t>(bases.at(i)), strides.at(i)};
+    for (int i = 0; i < NUM_SOURCES; ++i) args.areas[i] = {pointer<uint8_t>(bases.at(i)), strides.at(i)};
     args.q = {pointer(qkv.at(0)), row_strides.at(0)};
     args.k = {pointer(qkv.at(1)), row_strides.at(1)};
     args.v = {pointer(qkv.at(2)), row_strides.at(2)};
@@ -162,8 +163,9 @@ NB_MODULE(_native, m) {
   m.def("has_quick_bf16", &has_quick_bf16, "Whether bf16 products beat f32 ones on this machine.");
   nb::class_<Geometry>(m, "Geometry")
       .def("__init__", [](Geometry* self, const std::vector<int>& n) {
-        if (n.size() != 8) throw std::invalid_argument("Geometry takes 8 numbers");
-        new (self) Geometry{n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7]};
+        if (n.size() != 14) throw std::invalid_argument("Geometry takes 14 numbers");
+        const auto format = [&n](size_t i) { return Format{n[i], n[i + 1], n[i + 2] != 0}; };
+        new (self) Geometry{n[0], n[1], n[2], n[3], n[4], format(5), format(8), format(11)};
       });
   nb::class_<AttentionPlan>(m, "AttentionPlan")
       .def_prop_ro("num_rows", [](const AttentionPlan& p) { return p.num_rows; })

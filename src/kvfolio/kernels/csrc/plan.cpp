@@ -19,7 +19,11 @@ struct Piece {  // consecutive queries of one sequence in one run
 
 struct Place {
   int32_t source, block;
+  bool operator==(const Place& other) const { return source == other.source && block == other.block; }
+  bool operator<(const Place& other) const { return source != other.source ? source < other.source : block < other.block; }
 };
+
+constexpr Place NOWHERE{-1, -1};
 
 class Builder {
  public:
@@ -51,7 +55,7 @@ class Builder {
       }
       if (!in_.lossless)
         for (int32_t b = 0; b < num_filled(s); ++b)
-          plan_.seals.push_back({first_scratch_[i] + b, sealed(s, first + b)});
+          plan_.seals.push_back({first_scratch_[i] + b, sealed(s, first + b), sink(s, first + b)});
     }
   }
 
@@ -83,6 +87,16 @@ class Builder {
   }
 
   int32_t sealed(const Sequence& s, int32_t block) const { return in_.sealed[s.sealed_begin + block - s.first_block]; }
+
+  int32_t sink(const Sequence& s, int32_t block) const {  // -1: it is none
+    return block < s.sinks_end - s.sinks_begin ? in_.sinks[s.sinks_begin + block] : -1;
+  }
+
+  // Where others than its own queries read a block.
+  Place stored(const Sequence& s, int32_t block) const {
+    const int32_t id = sink(s, block);
+    return id >= 0 ? Place{SINKS, id} : Place{SEALED, sealed(s, block)};
+  }
 
   int32_t run_tokens() const { return in_.run_blocks * in_.block_tokens; }
 
@@ -144,7 +158,7 @@ class Builder {
         int32_t num_queries = 0;
         while (end < of_run.size() && (end == begin || first_block(of_run[end], run) == first_block(of_run[begin], run))) {
           const int32_t more = of_run[end].query_end - of_run[end].query_begin;
-          if (end > begin && (num_queries + more > MAX_UNIT_QUERIES || first_block(of_run[end], run) < 0)) break;
+          if (end > begin && (num_queries + more > MAX_UNIT_QUERIES || first_block(of_run[end], run) == NOWHERE)) break;
           num_queries += more;
           ++end;
         }
@@ -163,10 +177,10 @@ class Builder {
     return std::max(run * in_.run_blocks, in_.sequences[p.sequence].first_block);
   }
 
-  // The first stored block of the run; -1 when the piece reads only blocks of its own there.
-  int32_t first_block(const Piece& p, int32_t run) const {
+  // The first stored block of the run; NOWHERE when the piece reads only blocks of its own there.
+  Place first_block(const Piece& p, int32_t run) const {
     const int32_t begin = stored_begin(p, run);
-    return begin < stored_end(p, run) ? sealed(in_.sequences[p.sequence], begin) : -1;
+    return begin < stored_end(p, run) ? stored(in_.sequences[p.sequence], begin) : NOWHERE;
   }
 
   // Lexicographic by the run's stored blocks, so that pieces with a common prefix of blocks are neighbours.
@@ -175,8 +189,8 @@ class Builder {
     if (begin_a != begin_b) return begin_a < begin_b ? -1 : 1;
     const int32_t end_a = stored_end(a, run), end_b = stored_end(b, run);
     for (int32_t block = begin_a; block < end_a && block < end_b; ++block) {
-      const int32_t x = sealed(in_.sequences[a.sequence], block), y = sealed(in_.sequences[b.sequence], block);
-      if (x != y) return x < y ? -1 : 1;
+      const Place x = stored(in_.sequences[a.sequence], block), y = stored(in_.sequences[b.sequence], block);
+      if (!(x == y)) return x < y ? -1 : 1;
     }
     return end_a < end_b ? -1 : end_a > end_b ? 1 : 0;
   }
@@ -218,15 +232,15 @@ class Builder {
       plan_.items.push_back({place.source, place.block, index, local(inside), local(behind), true});
     }
     if (behind < gone && block >= s.first_block) {
-      const int32_t id = sealed(s, block);
+      const Place place = stored(s, block);
       if (int32_t(plan_.items.size()) > item_begin) {
         Item& last = plan_.items.back();
-        if (!last.own && last.index == index && last.block == id && last.query_end == local(behind)) {
+        if (!last.own && last.index == index && Place{last.source, last.block} == place && last.query_end == local(behind)) {
           last.query_end = local(gone);
           return;
         }
       }
-      plan_.items.push_back({SEALED, id, index, local(behind), local(gone), false});
+      plan_.items.push_back({place.source, place.block, index, local(behind), local(gone), false});
     }
   }
 

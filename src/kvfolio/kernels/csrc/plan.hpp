@@ -14,6 +14,7 @@ struct Sequence {            // one chunk, as the scheduler cut it
   int32_t num_tokens;
   int32_t first_block;       // index of the first block in `sealed`
   int32_t sealed_begin, sealed_end;  // its slice of `PlanInput::sealed`
+  int32_t sinks_begin, sinks_end;    // and of `PlanInput::sinks`: its blocks 0, 1, … that are kept exact
   int32_t open_slot;
 };
 
@@ -23,7 +24,7 @@ struct PlanInput {
   bool lossless;             // sealed blocks store exactly what was computed
   int64_t slot_floats;       // floats of one partial over all query heads: bounds the memory of a wave
   std::vector<Sequence> sequences;
-  std::vector<int32_t> sealed;
+  std::vector<int32_t> sealed, sinks;
 };
 
 struct AttentionPlan {

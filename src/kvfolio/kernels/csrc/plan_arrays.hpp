@@ -31,8 +31,8 @@ struct Carry {               // tokens of an open block that fills in this step 
   int32_t open_slot, source, block, num_tokens;
 };
 
-struct Seal {                // scratch block → sealed block
-  int32_t scratch, block;
+struct Seal {                // scratch block → sealed block, and as it is → sink block; -1: none
+  int32_t scratch, block, sink;
 };
 
 struct PlanArrays {

@@ -5,37 +5,64 @@
 
 namespace kvfolio {
 
-enum Format : int { F32 = 0, BF16 = 1, F16 = 2, INT8 = 3 };
+// How numbers are stored. Packed ones of B bits are PACKED + B: 16 numbers share 2 * B bytes.
+enum Code : int { F32 = 0, BF16 = 1, F16 = 2, INT8 = 3, E4M3 = 4, E5M2 = 5, PACKED = 10 };
 
-inline int value_bytes(int format) { return format == F32 ? 4 : format == INT8 ? 1 : 2; }
-inline int scale_bytes(int format) { return format == INT8 ? 4 : 0; }
+enum Scales : int {
+  NO_SCALES = 0,
+  VECTOR_F32 = 1,   // one a vector: value = code * scale
+  VECTOR_BF16 = 2,
+  CHANNEL = 3,      // keys: a least value and a step of each channel of the block, bf16: value = least + code * step
+};
+
+constexpr int PACK = 16;
+
+struct Format {
+  int code, scales;
+  bool is_rotated;  // vectors are rotated before they are rounded
+  bool is_packed() const { return code > PACKED; }
+  int bits() const { return is_packed() ? code - PACKED : code == F32 ? 32 : code == BF16 || code == F16 ? 16 : 8; }
+  // Numbers of one vector as they are stored: in whole packs.
+  int padded(int width) const { return is_packed() ? (width + PACK - 1) / PACK * PACK : width; }
+  int code_bytes(int width) const { return padded(width) * bits() / 8; }  // of one vector
+  int scales_bytes(int width, int block_tokens) const {                   // of one vector, or its share
+    if (scales == CHANNEL) return (padded(width) * 4 + block_tokens - 1) / block_tokens;
+    return scales == VECTOR_F32 ? 4 : scales == VECTOR_BF16 ? 2 : 0;
+  }
+};
 
 // Where a block may lie during a step.
 enum Source : int {
   SEALED = 0,   // in the sealed pool, in the storage format
   OPEN = 1,     // in the open pool, exact
   SCRATCH = 2,  // in this step's scratch, exact: blocks that fill in this step and are stored lossily
+  SINKS = 3,    // in the pool of first blocks that are kept exact
 };
+constexpr int NUM_SOURCES = 4;
 
 struct Geometry {
   int num_q_heads, num_kv_heads, k_width, v_width, block_tokens;
-  int k_format, v_format;  // of sealed blocks
-  int exact_format;        // of open and scratch blocks, of q, k, v and out
+  Format k, v;   // of sealed blocks
+  Format exact;  // of all other blocks, of q, k, v and out
 };
 
-// One layer's part of a block, from its first byte:
-//   keys    [num_kv_heads][k_width][block_tokens]   (channels outermost: 16 tokens are one vector register)
-//   k scales [num_kv_heads][block_tokens] f32       (int8 only)
-//   values  [num_kv_heads][block_tokens][v_width]
-//   v scales [num_kv_heads][block_tokens] f32       (int8 only)
+// One layer's part of a block, from its first byte: keys of all heads, their scales, values of all heads, their scales.
+//   keys   [num_kv_heads][k_width][block_tokens]   (channels outermost: 16 tokens are one vector register)
+//   values [num_kv_heads][block_tokens][v_width]
+//   scales [num_kv_heads][block_tokens], or [num_kv_heads][least values | steps][k_width]
 struct LayerBytes {
-  size_t k_scales, v, v_scales, total;
-  LayerBytes(const Geometry& g, int k_format, int v_format) {
-    const size_t tokens = size_t(g.num_kv_heads) * g.block_tokens;
-    k_scales = tokens * g.k_width * value_bytes(k_format);
-    v = k_scales + tokens * scale_bytes(k_format);
-    v_scales = v + tokens * g.v_width * value_bytes(v_format);
-    total = v_scales + tokens * scale_bytes(v_format);
+  size_t head_k, head_k_scales, head_v, head_v_scales;  // bytes of one head
+  size_t k_scales, v, v_scales, total;                  // where the parts begin
+  LayerBytes(const Geometry& g, const Format& k, const Format& f)
+      : head_k(size_t(g.block_tokens) * k.code_bytes(g.k_width)),
+        head_k_scales(size_t(g.block_tokens) * k.scales_bytes(g.k_width, g.block_tokens)),
+        head_v(size_t(g.block_tokens) * f.code_bytes(g.v_width)),
+        head_v_scales(size_t(g.block_tokens) * f.scales_bytes(g.v_width, g.block_tokens)) {
+    const size_t heads = size_t(g.num_kv_heads);
+    k_scales = heads * head_k;
+    v = k_scales + heads * head_k_scales;
+    v_scales = v + heads * head_v;
+    total = v_scales + heads * head_v_scales;
   }
 };
 

@@ -10,7 +10,7 @@ namespace kvfolio {
 struct AttendArgs {
   PlanArrays plan;
   Geometry geometry;
-  Area areas[3];   // by Source, at this layer; scratch is one layer wide
+  Area areas[NUM_SOURCES];  // by Source, at this layer; scratch is one layer wide
   Rows q, k, v;    // [num_rows][heads][width] of the exact format
   void* out;       // [num_rows][num_q_heads][v_width], contiguous
   float scale;

@@ -12,9 +12,9 @@
 namespace kvfolio {
 namespace {
 #include "vector.inc"
-
+#include "codes.inc"
 #include "attend_rows.inc"
-
+#include "seal.inc"
 #include "attend.inc"
 #include "bandwidth.inc"
 #include "linear.inc"

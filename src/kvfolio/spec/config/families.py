@@ -14,7 +14,7 @@ from kvfolio.spec.config.known_types import ENCODERS, LOOPED, REMOTE, TEXT_OF_RE
 from kvfolio.spec.config.layers import layers_of
 from kvfolio.spec.config.patterns import SUPERSEDED
 from kvfolio.spec.fields import Fields, show
-from kvfolio.spec.formats import FORMATS, format_of_dtype
+from kvfolio.spec.formats import COMPUTE_FORMATS, format_of_dtype
 from kvfolio.spec.layers import LayerKind, NoCache, without_idle_windows
 from kvfolio.spec.model import ModelSpec, WeightCount
 from kvfolio.spec.weights.count import count_weights
@@ -238,7 +238,7 @@ def _dtype(fields: Fields, root: Fields) -> str:
         fields.note("dtype is absent: bfloat16 assumed")
         return "bf16"
     fmt = format_of_dtype(word)
-    if fmt is None or fmt.name not in FORMATS:
+    if fmt is None or fmt.name not in COMPUTE_FORMATS:
         fields.note(f"dtype is {show(word)}: the cache is counted as bfloat16's")
         return "bf16"
     return fmt.name

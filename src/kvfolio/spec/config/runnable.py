@@ -10,7 +10,7 @@ from kvfolio.errors import BrokenModelError, UnknownModelError
 from kvfolio.spec.config.class_defaults import find_class_defaults
 from kvfolio.spec.config.layers import layers_of
 from kvfolio.spec.fields import MAX_LAYERS, Fields, show
-from kvfolio.spec.formats import DTYPE_WORDS, FORMATS, format_of_dtype
+from kvfolio.spec.formats import COMPUTE_FORMATS, DTYPE_WORDS, format_of_dtype
 from kvfolio.spec.layers import FullAttention, PagedLayer, SlidingWindow
 from kvfolio.spec.model import Network, Rope, RunnableSpec
 from kvfolio.spec.ropes import FULL, SLIDING, gemma3_ropes_from_config, ropes_from_config, usable_context
@@ -239,6 +239,6 @@ def _dtype(fields: Fields) -> str:
         fields.note("dtype is absent: float32 assumed, as transformers loads it")
         return "f32"
     fmt = format_of_dtype(word)
-    if fmt is None or fmt.name not in FORMATS:
+    if fmt is None or fmt.name not in COMPUTE_FORMATS:
         raise UnknownModelError(f"{fields.where}: dtype {word!r} is not supported; known: {', '.join(DTYPE_WORDS)}")
     return fmt.name

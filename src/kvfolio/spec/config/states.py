@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kvfolio.errors import BrokenModelError, UnknownModelError
 from kvfolio.spec.fields import Fields, show
-from kvfolio.spec.formats import BF16, DTYPE_WORDS, F16, F32, FORMATS, Format, format_of_dtype
+from kvfolio.spec.formats import BF16, COMPUTE_FORMATS, DTYPE_WORDS, F16, F32, Format, format_of_dtype
 from kvfolio.spec.layers import RecurrentState
 
 
@@ -76,7 +76,7 @@ def _chosen_format(fields: Fields, model_format: Format) -> Format | None:
     if name == "auto":
         return model_format
     fmt = format_of_dtype(name)
-    if fmt is None or fmt.name not in FORMATS:
+    if fmt is None or fmt.name not in COMPUTE_FORMATS:
         raise UnknownModelError(
             f"{fields.where}: the dtype of recurrent states is {show(name)}; known: auto, {', '.join(DTYPE_WORDS)}"
         )
