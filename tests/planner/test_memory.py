@@ -8,7 +8,7 @@ from small import layout_of, runnable
 from kvfolio.errors import BudgetError, OptionError
 from kvfolio.planner.memory import BLOCK_TOKENS_ALLOWED, CacheOptions, bytes_per_token, plan_cache
 from kvfolio.spec.config.runnable import runnable_from_config
-from kvfolio.spec.formats import FORMATS, find_cache_format
+from kvfolio.spec.formats import FORMAT_NAMES, find_cache_format
 from kvfolio.spec.layers import FullAttention, PagedLayer, SlidingWindow
 from kvfolio.spec.layout import CacheLayout
 from kvfolio.spec.model import LayerGroup, Network, RunnableSpec
@@ -108,8 +108,9 @@ def planned(draw: st.DrawFn) -> tuple[RunnableSpec, str, CacheOptions]:
     """A model, its compute dtype and options; three budgets of four are large enough for a block."""
     spec = draw(specs())
     dtype = draw(st.sampled_from(["f32", "bf16", "f16"]))
-    k_name, v_name = draw(st.sampled_from(list(FORMATS))), draw(st.sampled_from(list(FORMATS)))
     block_tokens = draw(st.sampled_from(BLOCK_TOKENS_ALLOWED))
+    names = [name for name in FORMAT_NAMES if block_tokens >= 16 or not find_cache_format(name).k.is_packed]
+    k_name, v_name = draw(st.sampled_from(names)), draw(st.sampled_from(names))
     row = sum(group.block_bytes(block_tokens, find_cache_format("f32")) for group in spec.groups())
     options = CacheOptions(
         kv_memory=draw(st.integers(1, row) if draw(st.integers(0, 3)) == 0 else st.integers(row, 300 * row)),

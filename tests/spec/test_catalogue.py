@@ -14,7 +14,7 @@ import pytest
 from kvfolio.spec import catalogue as module
 from kvfolio.spec.catalogue import CatalogueEntry, catalogue, find_entry, nearest_names, spec_of_entry
 from kvfolio.spec.config.families import spec_from_config
-from kvfolio.spec.formats import find_format, parse_cache_format
+from kvfolio.spec.formats import COMPUTE_FORMATS, parse_cache_format
 
 ENTRIES = pytest.mark.parametrize("entry", catalogue().values(), ids=lambda entry: entry.name)
 BF16 = parse_cache_format("bf16")
@@ -133,7 +133,7 @@ def test_bytes_of_experts_are_a_part_of_all_bytes(entry: CatalogueEntry) -> None
     assert (weights.expert_bytes > 0) == (weights.expert_params > 0)
     texts = (entry.config, entry.config.get("text_config"))
     if not any(isinstance(text, dict) and "quantization_config" in text for text in texts):
-        assert weights.expert_bytes == find_format(spec.dtype).value_bytes * weights.expert_params
+        assert weights.expert_bytes == COMPUTE_FORMATS[spec.dtype].value_bytes * weights.expert_params
 
 
 @pytest.mark.parametrize(

@@ -107,19 +107,19 @@ def _vector_scales(values: Tensor, bits: int) -> Tensor:
     if bits >= 4:
         steps = torch.maximum(steps, least / (half - 0.5))
     steps = _bf16_up(steps + 0.0)  # zeros have no sign
-    return _finite_or_nan(torch.where(is_high, -steps, steps)).to(torch.bfloat16)
+    return _to_bf16(_finite_or_nan(torch.where(is_high, -steps, steps)))
 
 
 def _encode_channels(values: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
     """Codes 0 … 2^bits - 1, kept less half of them in two's complement, of channels: value = least + code * step."""
     levels = 2**fmt.bits - 1
     least = -_bf16_up(-values.amin(dim=-2)) + 0.0  # zeros have no sign
-    spans = values.amax(dim=-2) - least
+    spans = values.amax(dim=-2) - least + 0.0
     steps = _bf16_up(spans / levels)
     is_finite = spans.isfinite() & steps.isfinite()
     least, steps = torch.where(is_finite, least, torch.nan), torch.where(is_finite, steps, torch.nan)
     codes = _rounded(values - least[..., None, :], steps[..., None, :], 0, levels)
-    return codes.to(torch.uint8), torch.stack((least, steps), dim=-2).to(torch.bfloat16)
+    return codes.to(torch.uint8), _to_bf16(torch.stack((least, steps), dim=-2))
 
 
 def _bf16_up(x: Tensor) -> Tensor:
@@ -127,6 +127,11 @@ def _bf16_up(x: Tensor) -> Tensor:
     bits = x.view(torch.int32)
     up = torch.where(bits >= 0, bits + 0xFFFF, bits) & -0x10000
     return torch.where(x.isfinite(), up.view(torch.float32), x)
+
+
+def _to_bf16(x: Tensor) -> Tensor:
+    """Of f32 numbers that are bf16 numbers, or NaN: that has one form here, and two in torch."""
+    return (x.view(torch.int32) >> 16).to(torch.int16).view(torch.bfloat16)
 
 
 def _to_fp8(values: Tensor, dtype: torch.dtype) -> Tensor:
