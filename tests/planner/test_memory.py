@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from small import layout_of, runnable
 
 from kvfolio.errors import BudgetError, OptionError
-from kvfolio.planner.memory import BLOCK_TOKENS_ALLOWED, CacheOptions, bytes_per_token, plan_cache
+from kvfolio.planner.memory import BLOCK_TOKENS_ALLOWED, CacheOptions, plan_cache
 from kvfolio.spec.config.runnable import runnable_from_config
 from kvfolio.spec.formats import FORMATS, find_cache_format
 from kvfolio.spec.layers import FullAttention, PagedLayer, SlidingWindow
@@ -46,9 +46,9 @@ def test_a_head_width_that_the_config_states_is_priced(
 ) -> None:
     # SZ-01: hidden / heads would be 80. The planner's pools agree with the count to the byte.
     spec = runnable_from_config(CONFIG | changes, "test")
-    assert bytes_per_token(spec, find_cache_format("bf16")) == num_bytes != the_bug
     layout = plan_cache(spec, "bf16", CacheOptions(kv_memory=1 << 30))
     assert (layout.bytes_per_token, layout.row_bytes) == (num_bytes, 16 * num_bytes)
+    assert layout.bytes_per_token != the_bug
 
 
 WINDOW_OFF = {"sliding_window": 131072, "use_sliding_window": False, "max_window_layers": 28}
@@ -78,10 +78,9 @@ def test_a_long_sequence_is_priced_by_the_windows_that_are_switched_on(
 @pytest.mark.parametrize(("name", "num_bytes"), [("f16", 4096), ("int8", 2112), ("f16/int8", 3104), ("f32", 8192)])
 def test_one_layer_of_eight_heads_of_128_takes_its_bytes_with_the_scales(name: str, num_bytes: int) -> None:
     # QC-06. int8 here has one f32 scale a token and head: 2 * 8 * (128 + 4). Forgotten scales would give 2,048.
-    fmt = find_cache_format(name)
     spec = spec_of_layers(FullAttention(8, 128, 128))
-    assert bytes_per_token(spec, fmt) == num_bytes
     layout = plan_cache(spec, "f16", CacheOptions(kv_memory=1 << 20, kv_format=name))
+    assert layout.bytes_per_token == num_bytes
     assert layout.groups[0].block_bytes == 16 * num_bytes
     assert layout.groups[0].open_block_bytes == 16 * 4096  # open blocks are exact whatever the format
     assert layout.groups[0].num_blocks == layout.budget_bytes // (16 * num_bytes)

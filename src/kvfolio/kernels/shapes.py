@@ -63,6 +63,7 @@ class ChunkBlocks:
     first_block: int
     sealed: tuple[int, ...]
     open_slot: int
+    sinks: tuple[int, ...] = ()  # block i of the sequence lies exact in sink block sinks[i], too; this chunk's included
 
     @property
     def stop(self) -> int:
@@ -77,3 +78,5 @@ class LayerMemory:
     sealed_offset: int
     open: Tensor  # uint8 [num_open_blocks, open_block_bytes]
     open_offset: int
+    sinks: Tensor | None = None  # uint8 [num_blocks, block_bytes]: exact, of the sink group; None: there is none
+    sinks_offset: int = 0
