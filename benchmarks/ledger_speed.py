@@ -32,7 +32,9 @@ def layout_for(num_blocks: int) -> CacheLayout:
     fmt = CacheFormat(find_format("bf16"), find_format("bf16"))
     group = LayerGroup(FullAttention(3, 64, 64), tuple(range(30)))
     size = group.block_bytes(BLOCK_TOKENS, fmt)
-    return CacheLayout((GroupLayout(group, size, size, num_blocks, 4096),), BLOCK_TOKENS, fmt, fmt, num_blocks * size)
+    return CacheLayout(
+        (GroupLayout(group, fmt, size, size, num_blocks, 4096),), BLOCK_TOKENS, fmt, fmt, num_blocks * size
+    )
 
 
 def prompts(num_requests: int, draw: random.Random) -> list[list[int]]:

@@ -4,7 +4,6 @@ Knows nothing of the claims. Texts are lists of token ids; blocks have four toke
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from kvfolio.cache.holding import SequenceId
 from kvfolio.cache.ledger import Ledger
@@ -12,16 +11,9 @@ from kvfolio.cache.lookup import Hit, Miss
 from kvfolio.cache.moves import Move
 from kvfolio.cache.prefix import Scope, TokenChain
 from kvfolio.cache.retention import KeepRange
-from kvfolio.spec.formats import INT8, CacheFormat
-from kvfolio.spec.layout import CacheLayout
 
 SCOPE = Scope(b"model")
 A, B, C, D, E = map(SequenceId, range(5))
-
-
-def lossy(layout: CacheLayout) -> CacheLayout:
-    """The same blocks, said to store less than what was computed."""
-    return replace(layout, fmt=CacheFormat(INT8, INT8))
 
 
 def text(start: int, num_tokens: int) -> list[int]:

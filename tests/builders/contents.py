@@ -4,7 +4,7 @@ Knows nothing of the ledger's lists, counts or digests. A text stands for keys a
 to their own, on the model and on the adapter, and on nothing else.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from kvfolio.cache.moves import (
     SwapOpenOut,
     SwapOut,
 )
-from kvfolio.spec.layout import CacheLayout
+from kvfolio.spec.layout import CacheLayout, GroupLayout
 
 
 class Text(NamedTuple):
@@ -42,17 +42,27 @@ class Open:
     text: Text
 
 
+def open_groups(layout: CacheLayout) -> list[GroupLayout]:
+    """The groups that have open blocks: all but sinks."""
+    return [group for group in layout.groups if group.num_sinks is None]
+
+
 class Contents:
-    """Memory of every group: None where nothing was written, or where it was and must not be read any more."""
+    """Memory of every group: None where nothing was written, or where it was and must not be read any more.
+
+    Sink groups have no open blocks.
+    """
 
     def __init__(self, layout: CacheLayout, host: CacheLayout | None = None) -> None:
         self.layout = layout
         self.block_tokens = layout.block_tokens
         self.sealed: list[list[Text | None]] = [[None] * group.num_blocks for group in layout.groups]
-        self.open: list[list[Open | None]] = [[None] * layout.num_open_blocks for _ in layout.groups]
+        self.open: list[list[Open | None]] = [[None] * layout.num_open_blocks for _ in open_groups(layout)]
         groups = host.groups if host is not None else ()
         self.host: list[list[Text | None]] = [[None] * group.num_blocks for group in groups]
-        self.host_open: list[list[Open | None]] = [[None] * group.num_open_blocks for group in groups]
+        self.host_open: list[list[Open | None]] = [
+            [None] * group.num_open_blocks for group in (open_groups(host) if host is not None else ())
+        ]
 
     def carry(self, moves: Iterable[Move]) -> None:
         """Carry out moves in their order, before what the step writes."""
@@ -94,31 +104,41 @@ class Contents:
         for slots in self.open:
             slots[slot] = None
 
-    def write(self, text: Text, start: int, tables: Iterable[BlockTable]) -> None:
+    def write(self, text: Text, start: int, tables: Sequence[BlockTable]) -> None:
         """The step has written tokens [start, len(text.tokens)): full blocks are sealed, the rest is left open."""
         size, stop = self.block_tokens, len(text.tokens)
-        for group, table in enumerate(tables):
+        for layout, sealed, table in zip(self.layout.groups, self.sealed, tables, strict=True):
             for block in range(start // size, stop // size):
-                self.sealed[group][table.sealed[block - table.first_block]] = text.until((block + 1) * size)
-            self.open[group][table.open_slot] = Open(stop // size * size, text)
+                if layout.num_sinks is None or block < layout.num_sinks:
+                    sealed[table.sealed[block - table.first_block]] = text.until((block + 1) * size)
+        for slots in self.open:
+            slots[tables[0].open_slot] = Open(stop // size * size, text)
 
-    def verify(self, text: Text, tables: Iterable[BlockTable]) -> None:
-        """Every block that ``tables`` show as written with ``text`` holds exactly that."""
+    def verify(self, text: Text, tables: Sequence[BlockTable]) -> None:
+        """Every block that ``tables`` show as written with ``text`` holds exactly that; sinks are the first blocks."""
         size, stop = self.block_tokens, len(text.tokens)
-        for group, (table, sealed, slots) in enumerate(zip(tables, self.sealed, self.open, strict=True)):
+        for group, (layout, table, sealed) in enumerate(zip(self.layout.groups, tables, self.sealed, strict=True)):
+            assert table.open_slot == tables[0].open_slot
+            if layout.num_sinks is not None:
+                written = min(stop // size, layout.num_sinks)
+                assert table.first_block == 0 and written <= len(table.sealed) <= layout.num_sinks
             for place, block in enumerate(table.sealed, table.first_block):
                 if (place + 1) * size <= stop:
                     there = sealed[block]
                     assert there == text.until((place + 1) * size), (
                         f"block {block} of group {group} is block {place} of {text} but holds {there}"
                     )
-            self._verify_open(slots[table.open_slot], text, f"open slot {table.open_slot} of group {group}")
+        for slots in self.open:
+            self._verify_open(slots[tables[0].open_slot], text, f"open slot {tables[0].open_slot}")
 
-    def verify_host(self, text: Text, firsts: Iterable[int], blocks: Iterable[Iterable[int]], slot: int) -> None:
+    def verify_host(self, text: Text, firsts: Iterable[int], blocks: Iterable[Sequence[int]], slot: int) -> None:
         """The same of a sequence in the host pool."""
-        for first, held, saved, slots in zip(firsts, blocks, self.host, self.host_open, strict=True):
+        last = len(text.tokens) // self.block_tokens
+        for layout, first, held, saved in zip(self.layout.groups, firsts, blocks, self.host, strict=True):
+            assert first + len(held) == (last if layout.num_sinks is None else min(last, layout.num_sinks))
             for place, block in enumerate(held, first):
                 assert saved[block] == text.until((place + 1) * self.block_tokens), f"host block {block} of {text}"
+        for slots in self.host_open:
             self._verify_open(slots[slot], text, f"host slot {slot}")
 
     def _verify_open(self, there: Open | None, text: Text, where: str) -> None:

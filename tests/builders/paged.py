@@ -48,7 +48,7 @@ def layout_for(geometry: LayerGeometry, num_blocks: int, num_open: int) -> Cache
     kind = FullAttention(heads, *widths) if geometry.window is None else SlidingWindow(heads, *widths, geometry.window)
     group = LayerGroup(kind, (0, 1))
     sealed, exact = (group.block_bytes(geometry.block_tokens, fmt) for fmt in (geometry.stored, geometry.exact))
-    layout = GroupLayout(group, sealed, exact, num_blocks, num_open)
+    layout = GroupLayout(group, geometry.stored, sealed, exact, num_blocks, num_open)
     return CacheLayout((layout,), geometry.block_tokens, geometry.stored, geometry.exact, num_blocks * sealed)
 
 

@@ -5,16 +5,17 @@ Knows nothing of the tests. One layer takes 8 bytes a token: one head, widths of
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
 from kvfolio.sched.request import Request, RequestId
-from kvfolio.spec.formats import F32, CacheFormat
+from kvfolio.spec.formats import F32, INT8, CacheFormat
 from kvfolio.spec.layers import FullAttention, PagedLayer, SlidingWindow
 from kvfolio.spec.layout import CacheLayout, GroupLayout
 from kvfolio.spec.model import LayerGroup, Network, RunnableSpec, WeightCount
 
-EXACT = CacheFormat(F32, F32)
+EXACT, LOSSY = CacheFormat(F32, F32), CacheFormat(INT8, INT8)
 LAYER_BYTES = 8  # of one token in one layer
 
 Shape = tuple[int | None, int]  # a layer group: its window or None, and its number of layers
@@ -31,23 +32,37 @@ def layout_of(
     num_open: int = 4,
     budget_bytes: int | None = None,
     counts: Sequence[int] | None = None,
+    sinks: int = 0,
 ) -> CacheLayout:
     """A cache of ``shapes``, distinct windows each. Its budget holds ``rows`` blocks of every group, or is given.
 
-    ``counts``: blocks of each pool; without it every pool has addresses for the whole budget, as on a CPU.
+    ``counts``: blocks of each pool; without it every pool has addresses for the whole budget, as on a CPU. ``sinks``:
+    so many first blocks of every sequence lie in a sink group behind each group that reads all tokens; that is lossy.
     """
-    groups, first = [], 0
+    groups: list[GroupLayout] = []
+    first = 0
     for window, num_layers in shapes:
-        groups.append(LayerGroup(kind_of(window), tuple(range(first, first + num_layers))))
+        group = LayerGroup(kind_of(window), tuple(range(first, first + num_layers)))
+        size, has_sinks = group.block_bytes(block_tokens, EXACT), sinks > 0 and window is None
+        groups.append(GroupLayout(group, LOSSY if has_sinks else EXACT, size, size, 0, num_open))
+        if has_sinks:
+            groups.append(GroupLayout(group, EXACT, size, 0, 0, num_open, sinks))
         first += num_layers
-    sizes = [group.block_bytes(block_tokens, EXACT) for group in groups]
-    budget = rows * sum(sizes) if budget_bytes is None else budget_bytes
-    blocks = counts or [budget // size for size in sizes]
-    layouts = tuple(
-        GroupLayout(group, size, size, count, num_open)
-        for group, size, count in zip(groups, sizes, blocks, strict=True)
-    )
+    budget = rows * sum(group.block_bytes for group in groups) if budget_bytes is None else budget_bytes
+    blocks = counts or [budget // group.block_bytes for group in groups]
+    layouts = tuple(replace(group, num_blocks=count) for group, count in zip(groups, blocks, strict=True))
     return CacheLayout(layouts, block_tokens, EXACT, EXACT, budget)
+
+
+def lossy(layout: CacheLayout) -> CacheLayout:
+    """The same blocks, said to store less than what was computed; sinks are exact."""
+    groups = tuple(group if group.is_sinks else replace(group, fmt=LOSSY) for group in layout.groups)
+    return replace(layout, groups=groups, fmt=LOSSY)
+
+
+def shapes_of(layout: CacheLayout) -> list[Shape]:
+    """The shapes that ``layout`` was made of."""
+    return [(group.group.kind.window, group.group.num_layers) for group in layout.groups if not group.is_sinks]
 
 
 def spec_of(*shapes: Shape, vocab_size: int = 11, max_context: int = 256, num_q_heads: int = 1) -> RunnableSpec:
@@ -99,10 +114,16 @@ def shapes(draw: st.DrawFn) -> tuple[Shape, ...]:
 
 @st.composite
 def layouts(draw: st.DrawFn, min_rows: int = 1, min_open: int = 1) -> CacheLayout:
-    """Caches of a few blocks. The budget is rarely a whole number of rows; a third of them are split by group."""
+    """Caches of a few blocks. The budget is rarely a whole number of rows; a third of them are split by group.
+
+    Where a layer reads all tokens, three of five have sink groups, and then are not lossless.
+    """
     chosen = draw(shapes())
     block_tokens = draw(st.sampled_from((4, 8)))
-    sizes = [num_layers * block_tokens * LAYER_BYTES for _, num_layers in chosen]
+    sinks = draw(st.sampled_from((0, 0, 1, 2, 3)))
+    sizes = []
+    for window, num_layers in chosen:
+        sizes += [num_layers * block_tokens * LAYER_BYTES] * (2 if sinks and window is None else 1)
     budget = draw(st.integers(min_rows * sum(sizes), 8 * sum(sizes)))
     counts = None
     if draw(st.integers(0, 2)) == 0:
@@ -110,4 +131,6 @@ def layouts(draw: st.DrawFn, min_rows: int = 1, min_open: int = 1) -> CacheLayou
         counts = [draw(st.integers(1, max(1, share // size))) for size in sizes]
         budget = sum(count * size for count, size in zip(counts, sizes, strict=True))
     num_open = draw(st.integers(min_open, 4))
-    return layout_of(*chosen, block_tokens=block_tokens, num_open=num_open, budget_bytes=budget, counts=counts)
+    return layout_of(
+        *chosen, block_tokens=block_tokens, num_open=num_open, budget_bytes=budget, counts=counts, sinks=sinks
+    )

@@ -50,6 +50,7 @@ class Walk:
         self.layout, self.options = layout, options
         self.size = layout.block_tokens
         self.kinds = [group.group.kind for group in layout.groups]
+        self.sinks = [group.num_sinks for group in layout.groups]
         self.ledger, self.contents = Ledger(layout, options), Contents(layout, options.host)
         self.running: dict[SequenceId, Sequence] = {}
         self.swapped: dict[SequenceId, Sequence] = {}
@@ -84,7 +85,13 @@ class Walk:
 
     def needed(self, kind_index: int, position: int) -> range:
         """The full blocks that a query at ``position`` reads in one group."""
-        return range(self.kinds[kind_index].first_token_needed(position) // self.size, position // self.size)
+        blocks = range(self.kinds[kind_index].first_token_needed(position) // self.size, position // self.size)
+        return self.of_group(kind_index, blocks)
+
+    def of_group(self, group: int, blocks: range) -> range:
+        """Those of ``blocks`` that a group holds: of a sink group, none behind the first ones."""
+        limit = self.sinks[group]
+        return range(blocks.start, blocks.stop if limit is None else max(blocks.start, min(blocks.stop, limit)))
 
     def whole_hit(self, text: Text) -> int:
         """The longest edge behind which every group has what a query reads."""
@@ -242,7 +249,8 @@ class Walk:
         num_new = min(num_new, sequence.known - sequence.num_tokens)
         stop = sequence.num_tokens + num_new
         blocks = range(sequence.num_tokens // self.size, stop // self.size)
-        fits = self.fits([len(blocks)] * len(self.kinds)) or not blocks
+        own = [self.of_group(group, blocks) for group in range(len(self.kinds))]
+        fits = self.fits([len(one) for one in own]) or not blocks
         assert (self.ledger.largest_extension(sequence.name, num_new) == num_new) is fits
         grant = self.ledger.extend(sequence.name, num_new)
         assert (grant is not None) is fits
@@ -250,13 +258,16 @@ class Walk:
             self.note("refuse")
             return None
         self.note("extend")
-        new = [[table.sealed[block - table.first_block] for block in blocks] for table in grant.tables]
+        tables = grant.tables
+        new = [
+            [table.sealed[block - table.first_block] for block in one] for one, table in zip(own, tables, strict=True)
+        ]
         self.carry(grant.moves)
-        for group, (table, taken) in enumerate(zip(grant.tables, new, strict=True)):
+        for group, (table, taken) in enumerate(zip(tables, new, strict=True)):
             assert taken == [] or not self.options.debug or self.contents.sealed[group][taken[0]] is None
             self.take(group, taken)
             self.contents.spoil(group, taken)
-            sequence.held[group].update(zip(blocks, taken, strict=True))
+            sequence.held[group].update(zip(own[group], taken, strict=True))
             assert dict(enumerate(table.sealed, table.first_block)) == sequence.held[group]
         sequence.num_tokens = stop
         return grant
@@ -315,7 +326,7 @@ class Walk:
         swapped, counts = self.ledger._swapped[sequence.name], []
         for group, first in enumerate(swapped.first_block):
             held, filed = self.holders(group), self.filed[group]
-            texts = [sequence.text((block + 1) * self.size) for block in range(first, last)]
+            texts = [sequence.text((block + 1) * self.size) for block in self.of_group(group, range(first, last))]
             counts.append(sum(filed.get(text) not in held for text in texts))
         fits = self.fits(counts) and len(self.running) < self.layout.num_open_blocks
         moves = self.ledger.swap_in(sequence.name)

@@ -38,15 +38,28 @@ class Model:
             (position + 1) % tokens == 0 for position in range(self.tokens[sequence], self.tokens[sequence] + num_new)
         )
 
-    def fits(self, rows: int) -> bool:
+    def new_blocks(self, sequence: SequenceId, rows: int) -> list[list[int]]:
+        """Of the next ``rows`` blocks of a sequence those that each group holds: of a sink group, the first ones."""
+        before = self.tokens[sequence] // self.layout.block_tokens
+        return [
+            [place for place in range(before, before + rows) if group.num_sinks is None or place < group.num_sinks]
+            for group in self.layout.groups
+        ]
+
+    def fits(self, sequence: SequenceId, rows: int) -> bool:
+        new = self.new_blocks(sequence, rows)
+        if not rows:
+            return True
         has_blocks = all(
-            len(self.ids_held(index)) + rows <= group.num_blocks for index, group in enumerate(self.layout.groups)
+            len(self.ids_held(index)) + len(more) <= group.num_blocks
+            for index, (group, more) in enumerate(zip(self.layout.groups, new, strict=True))
         )
-        return has_blocks and self.bytes_held() + rows * self.layout.row_bytes <= self.layout.budget_bytes
+        num_bytes = sum(group.block_bytes * len(more) for group, more in zip(self.layout.groups, new, strict=True))
+        return has_blocks and self.bytes_held() + num_bytes <= self.layout.budget_bytes
 
     def extend(self, sequence: SequenceId, num_new: int, grant: Grant) -> None:
         """Check a grant against what was free before, and book it."""
-        rows, before = self.rows_for(sequence, num_new), self.tokens[sequence] // self.layout.block_tokens
+        expected = self.new_blocks(sequence, self.rows_for(sequence, num_new))
         for move in grant.moves:  # carried out before anything is written
             assert isinstance(move, ReturnMemory)
             assert move.block in self.touched[move.group]
@@ -58,7 +71,7 @@ class Model:
             shown = {table.first_block + place: block for place, block in enumerate(table.sealed)}
             new = {place: block for place, block in shown.items() if place not in held}
             assert {place: block for place, block in shown.items() if place in held} == held
-            assert sorted(new) == list(range(before, before + rows))
+            assert sorted(new) == expected[index]
             taken = set(self.ids_held(index))
             assert all(0 <= block < group.num_blocks and block not in taken for block in new.values())
             held.update(new)
@@ -115,7 +128,7 @@ class Walk:
             assert len(self.model.slots) == self.model.layout.num_open_blocks
 
     def extend(self, sequence: SequenceId, num_new: int) -> None:
-        fits = self.model.fits(self.model.rows_for(sequence, num_new))
+        fits = self.model.fits(sequence, self.model.rows_for(sequence, num_new))
         assert (self.ledger.largest_extension(sequence, num_new) == num_new) is fits
         grant = self.ledger.extend(sequence, num_new)
         assert (grant is not None) is fits

@@ -12,21 +12,16 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from small import Shape, layout_of, layouts
+from small import Shape, layout_of, layouts, lossy
 from walked import Walk, random_operation
 
 from kvfolio.cache.costs import MachineCosts
 from kvfolio.cache.eviction import POLICIES
 from kvfolio.cache.ledger import LedgerOptions
-from kvfolio.spec.formats import INT8, CacheFormat
 from kvfolio.spec.layout import CacheLayout
 
 SOAK = int(os.environ.get("KVFOLIO_SOAK", "1"))  # times as many operations: `make soak` walks a million
 COSTS = MachineCosts(1e9, 1e9, 100.0, 7.0)
-
-
-def lossy(layout: CacheLayout) -> CacheLayout:
-    return replace(layout, fmt=CacheFormat(INT8, INT8))
 
 
 class AnyLife(RuleBasedStateMachine):
@@ -60,18 +55,21 @@ class AnyLife(RuleBasedStateMachine):
 def replace_counts(layout: CacheLayout, rows: int) -> CacheLayout:
     """A host pool of ``rows`` blocks and two slots for each group of ``layout``."""
     groups = tuple(replace(group, num_blocks=rows, num_open_blocks=2) for group in layout.groups)
-    return replace(layout, groups=groups, budget_bytes=rows * layout.row_bytes)
+    return replace(layout, groups=groups, budget_bytes=rows * layout.first_row_bytes)
 
 
 TestAnyLife = AnyLife.TestCase
 TestAnyLife.settings = settings(max_examples=60 * SOAK, stateful_step_count=50, deadline=None)
 
-CASES: dict[str, tuple[tuple[Shape, ...], int | None, tuple[int, ...] | None]] = {
-    "full": (((None, 1),), None, None),
-    "window": (((6, 1),), None, None),
-    "full and window": (((None, 1), (5, 2)), 10 * 96 + 40, None),
-    "full and two windows": (((None, 2), (9, 3), (3, 1)), 1750, None),
-    "split by group": (((None, 1), (8, 1)), 18 * 32, (10, 8)),
+CASES: dict[str, tuple[tuple[Shape, ...], int | None, tuple[int, ...] | None, int]] = {
+    "full": (((None, 1),), None, None, 0),
+    "window": (((6, 1),), None, None, 0),
+    "full and window": (((None, 1), (5, 2)), 10 * 96 + 40, None, 0),
+    "full and two windows": (((None, 2), (9, 3), (3, 1)), 1750, None, 0),
+    "split by group": (((None, 1), (8, 1)), 18 * 32, (10, 8), 0),
+    "full and sinks": (((None, 1),), 12 * 32 + 7, None, 2),
+    "full and window and sinks": (((7, 1), (None, 2)), 1300, None, 1),
+    "sinks split by group": (((None, 1), (8, 1)), 22 * 32, (10, 5, 7), 3),
 }
 
 
@@ -80,8 +78,8 @@ CASES: dict[str, tuple[tuple[Shape, ...], int | None, tuple[int, ...] | None]] =
 def test_in_a_hundred_thousand_operations_no_block_ever_holds_what_its_sequence_did_not_write(
     case: str, policy: str
 ) -> None:
-    shapes, budget_bytes, counts = CASES[case]
-    layout = layout_of(*shapes, budget_bytes=budget_bytes, counts=counts)
+    shapes, budget_bytes, counts, sinks = CASES[case]
+    layout = layout_of(*shapes, budget_bytes=budget_bytes, counts=counts, sinks=sinks)
     number = list(CASES).index(case) + list(POLICIES).index(policy)
     host = replace_counts(layout, 6) if number % 3 else None
     layout = lossy(layout) if number % 4 == 3 else layout

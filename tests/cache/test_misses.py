@@ -4,8 +4,8 @@ Knows nothing of the reasons that only a scheduler can give. Blocks of four toke
 """
 
 import pytest
-from cached import SCOPE, A, B, C, begin, chain_of, grow, leave, look_up, lossy, miss_of, pass_by, text, write
-from small import layout_of
+from cached import SCOPE, A, B, C, begin, chain_of, grow, leave, look_up, miss_of, pass_by, text, write
+from small import layout_of, lossy
 
 from kvfolio.cache import budget
 from kvfolio.cache.ledger import Ledger, LedgerOptions

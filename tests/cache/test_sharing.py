@@ -4,8 +4,8 @@ One layer, blocks of four tokens, ten blocks, four open slots unless said otherw
 """
 
 import pytest
-from cached import A, B, C, D, E, begin, blocks, grow, leave, look_up, lossy, pass_by, refs, text, write
-from small import layout_of
+from cached import A, B, C, D, E, begin, blocks, grow, leave, look_up, pass_by, refs, text, write
+from small import layout_of, lossy
 
 from kvfolio.cache.blocks import BlockId
 from kvfolio.cache.ledger import Ledger, LedgerOptions

@@ -4,8 +4,8 @@ Knows nothing of how a scheduler waits. Blocks of four tokens.
 """
 
 import pytest
-from cached import A, B, begin, grow, leave, look_up, lossy, text, write
-from small import layout_of
+from cached import A, B, begin, grow, leave, look_up, text, write
+from small import layout_of, lossy
 
 from kvfolio.cache.ledger import Ledger
 

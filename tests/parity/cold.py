@@ -57,14 +57,16 @@ class Setting(NamedTuple):
     name: str
     dtype: str = "f32"
     kv_format: str = "auto"
+    kv_layers: str = ""
+    sink_blocks: int = 0
 
     @property
-    def options(self) -> dict[str, str]:
-        return {"dtype": self.dtype, "kv_format": self.kv_format}
+    def options(self) -> dict[str, str | int]:
+        return {name: value for name, value in self._asdict().items() if name != "name"}
 
     @property
     def is_lossless(self) -> bool:
-        return self.kv_format == "auto"
+        return self.kv_format == "auto" and not self.kv_layers
 
 
 SETTINGS = [
@@ -77,12 +79,21 @@ SETTINGS = [
     Setting("llama", "f32", "int8"),
     Setting("gemma3", "bf16", "int8"),
     Setting("mistral", "f32", "bf16/int8"),
+    Setting("gemma3", "f32", "int8", "2=exact,5-6=bf16"),  # two groups with windows, two without
+    Setting("llama", "bf16", "auto", "1=int8"),
+]
+SINKS = [
+    Setting("llama", "f32", "int8", sink_blocks=1),
+    Setting("gemma3", "bf16", "int8", sink_blocks=2),
+    Setting("gemma3", "f32", "int8", "2=exact,5-6=bf16", sink_blocks=1),  # in one group of four
 ]
 FEW = [SETTINGS[0], SETTINGS[1], SETTINGS[2], SETTINGS[7]]
 
 
 def spelled(setting: Setting) -> str:
-    return f"{setting.name}-{setting.dtype}-{setting.kv_format.replace('/', '+')}"
+    words = [setting.name, setting.dtype, setting.kv_format.replace("/", "+")]
+    words += [setting.kv_layers] if setting.kv_layers else []
+    return "-".join([*words, f"{setting.sink_blocks} sinks"] if setting.sink_blocks else words)
 
 
 class Cold:

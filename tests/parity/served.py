@@ -191,10 +191,12 @@ def assert_idle(llm: LLM) -> None:
 def kv_memory_for(llm: LLM, num_running: int, num_rows: int) -> int:
     """kv_memory with which a model like ``llm`` runs ``num_running`` requests on ``num_rows`` blocks in each group.
 
+    Of sinks there are as many as that many requests have.
     A plan gives open blocks a quarter at most: below 3 * num_running rows of lossless blocks, fewer requests run.
     """
     open_row = sum(group.open_block_bytes for group in llm.layout.groups)
-    return num_running * open_row + num_rows * llm.layout.row_bytes
+    sinks = llm.layout.num_sinks * (llm.layout.first_row_bytes - llm.layout.row_bytes)
+    return num_running * (open_row + sinks) + num_rows * llm.layout.row_bytes
 
 
 def greedy(num_tokens: int, **more: object) -> SamplingParams:

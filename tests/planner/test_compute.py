@@ -3,18 +3,17 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import EXACT, Shape, runnable, shapes, spec_of
+from small import Shape, layout_of, runnable, shapes, spec_of
 
 from kvfolio.planner.compute import (
     attention_flops,
-    cache_bytes_read,
     decode_flops,
     textbook_flops,
     weight_bytes,
     weight_bytes_read,
     weight_flops,
 )
-from kvfolio.spec.formats import BF16, INT8, CacheFormat
+from kvfolio.planner.memory import CacheOptions, plan_cache
 from kvfolio.spec.layers import FullAttention, SlidingWindow
 from kvfolio.spec.model import Network, RunnableSpec
 
@@ -110,9 +109,16 @@ def test_where_weights_outweigh_attention_the_exact_ratio_is_the_textbooks() -> 
 def test_a_decode_step_reads_every_token_that_a_loop_visits(chosen: tuple[Shape, ...], position: int) -> None:
     spec = spec_of(*chosen)
     visited = sum(tokens_read(spec, layer, position) for layer in range(len(spec.layers)))
-    assert cache_bytes_read(spec.groups(), EXACT, position) == 8 * visited
+    assert layout_of(*chosen).bytes_read(position, position + 1) == 8 * visited
 
 
 def test_cache_bytes_are_read_in_the_storage_format() -> None:
     # 2 heads: keys int8 6 + 4, values bf16 20: 60 a layer and token; at position 9 the layers read 10, 3 and 10.
-    assert cache_bytes_read(model().groups(), CacheFormat(INT8, BF16), 9) == 60 * (10 + 3 + 10)
+    layout = plan_cache(model(), "bf16", CacheOptions(1 << 20, kv_format="int8/bf16"))
+    assert layout.bytes_read(9, 10) == 60 * (10 + 3 + 10)
+    exception = plan_cache(model(), "bf16", CacheOptions(1 << 20, kv_format="int8/bf16", kv_layers="0=exact"))
+    assert exception.bytes_read(9, 10) == 64 * 10 + 60 * (3 + 10)
+    # Of the full layers the first 4 tokens are read exactly: 64 in place of 60.
+    sinks = plan_cache(model(), "bf16", CacheOptions(1 << 20, 4, "int8/bf16", sink_blocks=1))
+    assert sinks.bytes_read(9, 10) == 60 * (6 + 3 + 6) + 64 * (4 + 4)
+    assert sinks.bytes_read(2, 3) == 60 * 3 + 64 * (3 + 3)

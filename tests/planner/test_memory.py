@@ -1,12 +1,14 @@
 """What a cache costs, to the byte: published sizes, budgets that are never exceeded, refusals with the way out."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small import layout_of, runnable
 
 from kvfolio.errors import BudgetError, OptionError
-from kvfolio.planner.memory import BLOCK_TOKENS_ALLOWED, CacheOptions, bytes_per_token, plan_cache
+from kvfolio.planner.memory import BLOCK_TOKENS_ALLOWED, CacheOptions, plan_cache
 from kvfolio.spec.config.runnable import runnable_from_config
 from kvfolio.spec.formats import FORMAT_NAMES, find_cache_format
 from kvfolio.spec.layers import FullAttention, PagedLayer, SlidingWindow
@@ -46,9 +48,9 @@ def test_a_head_width_that_the_config_states_is_priced(
 ) -> None:
     # SZ-01: hidden / heads would be 80. The planner's pools agree with the count to the byte.
     spec = runnable_from_config(CONFIG | changes, "test")
-    assert bytes_per_token(spec, find_cache_format("bf16")) == num_bytes != the_bug
     layout = plan_cache(spec, "bf16", CacheOptions(kv_memory=1 << 30))
     assert (layout.bytes_per_token, layout.row_bytes) == (num_bytes, 16 * num_bytes)
+    assert layout.bytes_per_token != the_bug
 
 
 WINDOW_OFF = {"sliding_window": 131072, "use_sliding_window": False, "max_window_layers": 28}
@@ -78,10 +80,9 @@ def test_a_long_sequence_is_priced_by_the_windows_that_are_switched_on(
 @pytest.mark.parametrize(("name", "num_bytes"), [("f16", 4096), ("int8", 2112), ("f16/int8", 3104), ("f32", 8192)])
 def test_one_layer_of_eight_heads_of_128_takes_its_bytes_with_the_scales(name: str, num_bytes: int) -> None:
     # QC-06. int8 here has one f32 scale a token and head: 2 * 8 * (128 + 4). Forgotten scales would give 2,048.
-    fmt = find_cache_format(name)
     spec = spec_of_layers(FullAttention(8, 128, 128))
-    assert bytes_per_token(spec, fmt) == num_bytes
     layout = plan_cache(spec, "f16", CacheOptions(kv_memory=1 << 20, kv_format=name))
+    assert layout.bytes_per_token == num_bytes
     assert layout.groups[0].block_bytes == 16 * num_bytes
     assert layout.groups[0].open_block_bytes == 16 * 4096  # open blocks are exact whatever the format
     assert layout.groups[0].num_blocks == layout.budget_bytes // (16 * num_bytes)
@@ -118,6 +119,8 @@ def planned(draw: st.DrawFn) -> tuple[RunnableSpec, str, CacheOptions]:
         kv_format=draw(st.sampled_from(["auto", f"{k_name}/{v_name}"])),
         max_running=draw(st.integers(1, 70)),
         split=draw(st.booleans()),
+        kv_layers=draw(st.sampled_from(["", "", "0=int8", "0=exact", f"{len(spec.layers) - 1}=f16"])),
+        sink_blocks=draw(st.sampled_from([0, 0, 1, 3])),
     )
     return spec, dtype, options
 
@@ -142,14 +145,14 @@ def test_a_plan_never_takes_more_than_the_memory_given(given_: tuple[RunnableSpe
     assert layout.num_open_blocks == 1 or sum(group.open_bytes for group in layout.groups) * 4 <= options.kv_memory
     for group in layout.groups:
         num_layers, kind = group.group.num_layers, group.group.kind
-        of_token = kind.num_kv_heads * (
-            layout.fmt.k.vector_bytes(kind.k_width) + layout.fmt.v.vector_bytes(kind.v_width)
-        )
-        assert group.block_bytes == num_layers * options.block_tokens * of_token
+        of_token = kind.num_kv_heads * (group.fmt.k.vector_bytes(kind.k_width) + group.fmt.v.vector_bytes(kind.v_width))
+        assert group.block_bytes == num_layers * layout.block_tokens * of_token
+        assert (group.num_sinks is None) or (group.fmt, group.open_block_bytes) == (layout.exact, 0)
         assert group.num_open_blocks == layout.num_open_blocks
         assert group.num_blocks >= 1
         assert group.sealed_bytes <= layout.budget_bytes  # no pool has addresses beyond the budget
-    assert sorted(i for group in layout.groups for i in group.group.layer_indices) == list(range(len(spec.layers)))
+    whole = [group.group for group in layout.groups if group.num_sinks is None]
+    assert sorted(index for group in whole for index in group.layer_indices) == list(range(len(spec.layers)))
     sealed = sum(group.sealed_bytes for group in layout.groups)
     if options.split:
         assert sealed == layout.budget_bytes  # a fixed share each
@@ -164,17 +167,12 @@ def test_the_memory_that_a_refusal_asks_for_is_the_least_that_works(
     given_: tuple[RunnableSpec, str, CacheOptions],
 ) -> None:
     spec, dtype, options = given_
-    options = CacheOptions(1, options.block_tokens, options.kv_format, options.max_running, options.split)
     with pytest.raises(BudgetError) as refused:
-        plan_cache(spec, dtype, options)
+        plan_cache(spec, dtype, replace(options, kv_memory=1))
     need = int(str(refused.value).split("give at least ")[1].split(" B")[0].replace(",", ""))
-
-    def with_memory(kv_memory: int) -> CacheOptions:
-        return CacheOptions(kv_memory, options.block_tokens, options.kv_format, options.max_running, options.split)
-
-    layout = plan_cache(spec, dtype, with_memory(need))
+    layout = plan_cache(spec, dtype, replace(options, kv_memory=need))
     assert (layout.planned_bytes, layout.num_open_blocks) == (need, 1)
-    assert plan_or_none(spec, dtype, with_memory(need - 1)) is None
+    assert plan_or_none(spec, dtype, replace(options, kv_memory=need - 1)) is None
 
 
 def test_a_budget_below_one_block_is_refused_with_have_need_and_the_way_out() -> None:
@@ -267,12 +265,14 @@ def test_the_longest_sequence_is_the_last_that_fits(
     tokens=st.integers(1, 3000),
     block_tokens=st.sampled_from([4, 16, 64]),
     fmt=st.sampled_from(["auto", "int8"]),
+    layers=st.sampled_from(["", "0=f32"]),
+    sinks=st.sampled_from([0, 1, 5, 100]),
 )
 def test_the_kv_memory_that_is_called_enough_is_enough(
-    spec: RunnableSpec, tokens: int, block_tokens: int, fmt: str
+    spec: RunnableSpec, tokens: int, block_tokens: int, fmt: str, layers: str, sinks: int
 ) -> None:
-    small = plan_cache(spec, "bf16", CacheOptions(kv_memory=1 << 40, block_tokens=block_tokens, kv_format=fmt))
-    enough = small.kv_memory_for(tokens)
+    options = CacheOptions(1 << 40, block_tokens, fmt, kv_layers=layers, sink_blocks=sinks)
+    enough = plan_cache(spec, "bf16", options).kv_memory_for(tokens)
     for max_running in (1, 3, 64):
-        options = CacheOptions(kv_memory=enough, block_tokens=block_tokens, kv_format=fmt, max_running=max_running)
-        assert plan_cache(spec, "bf16", options).fits(tokens)
+        layout = plan_cache(spec, "bf16", replace(options, kv_memory=enough, max_running=max_running))
+        assert layout.fits(tokens)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from scheduled import CarelessForecast, PretendedStore
-from small import EXACT, layout_of
+from small import layout_of, lossy
 
 from kvfolio.cache.costs import MachineCosts
 from kvfolio.cache.eviction import POLICIES
@@ -25,7 +25,6 @@ from kvfolio.cache.retention import KeepRange
 from kvfolio.sched.options import PREEMPTIONS, Counters, SchedulerOptions
 from kvfolio.sched.request import Arrive, Event, Leave, Request, RequestId, Step
 from kvfolio.sched.scheduler import Scheduler
-from kvfolio.spec.formats import INT8, CacheFormat
 from kvfolio.spec.layout import CacheLayout
 
 MAX_CONTEXT = 64
@@ -155,17 +154,19 @@ def caches(draw: st.DrawFn) -> tuple[CacheLayout, LedgerOptions]:
     chance = random.Random(draw(seeds))
     windows = chance.sample((None, None, 1, 3, 4, 5, 8, 11), chance.choice((1, 1, 2, 3)))
     shapes = [(window, chance.randint(1, 3)) for window in dict.fromkeys([*windows, None][: len(windows) + 1])]
-    longest = layout_of(*shapes).bytes_held(48)
+    sinks = chance.choice((0, 0, 0, 1, 2))
+    longest = layout_of(*shapes, sinks=sinks).bytes_held(48)
     budget = round(longest * chance.uniform(1.0, 1.8))
-    counts = [chance.randint(10, 20) for _ in shapes] if chance.random() < 0.3 else None
-    layout = layout_of(*shapes, budget_bytes=budget, num_open=chance.randint(3, 6), counts=counts)
+    layout = layout_of(*shapes, budget_bytes=budget, num_open=chance.randint(3, 6), sinks=sinks)
+    if chance.random() < 0.3:
+        layout = replace(layout, groups=tuple(replace(one, num_blocks=chance.randint(10, 20)) for one in layout.groups))
     host = None
     if chance.random() < 0.6:
         most = chance.randint(1, 16)
         groups = tuple(replace(group, num_blocks=most, num_open_blocks=1 + most // 5) for group in layout.groups)
         host = replace(layout, groups=groups)
     if chance.random() < 0.3:
-        layout = replace(layout, fmt=CacheFormat(INT8, INT8), exact=EXACT)
+        layout = lossy(layout)
     costs = chance.choice((None, MachineCosts(1.0, 60.0, 1.0, 0.1)))  # about as many seconds to copy as to compute
     return layout, LedgerOptions(chance.choice(sorted(POLICIES)), host, costs, debug=True)
 

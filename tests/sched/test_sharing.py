@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from scheduled import Drained, arrive, drain, parts, run, scheduler_of
-from small import EXACT, Shape, layout_of
+from small import Shape, layout_of, lossy
 
 from kvfolio.cache.ledger import Ledger
 from kvfolio.cache.lookup import OTHER_NAMESPACE, PRIVATE, TAIL
@@ -17,16 +17,15 @@ from kvfolio.cache.retention import KeepRange
 from kvfolio.sched.options import SchedulerOptions
 from kvfolio.sched.request import Arrive, Leave, Request, RequestId, Retain
 from kvfolio.sched.scheduler import Scheduler
-from kvfolio.spec.formats import INT8, CacheFormat
 from kvfolio.spec.layout import CacheLayout
 
 SHARED = tuple(range(1500))
 REST = 1500 % 16  # 12 tokens of the shared part fill no block
 
 
-def layout(*shapes: Shape, lossy: bool = False, rows: int = 4000, num_open: int = 40) -> CacheLayout:
+def layout(*shapes: Shape, is_lossy: bool = False, rows: int = 4000, num_open: int = 40) -> CacheLayout:
     made = layout_of(*(shapes or ((None, 1),)), rows=rows, block_tokens=16, num_open=num_open)
-    return replace(made, fmt=CacheFormat(INT8, INT8), exact=EXACT) if lossy else made
+    return lossy(made) if is_lossy else made
 
 
 def own_part(number: int, num_tokens: int) -> tuple[int, ...]:
@@ -88,7 +87,7 @@ def test_of_32_requests_with_long_answers_prompts_are_computed_once_and_every_an
 def test_a_lossy_format_computes_the_end_of_what_they_share_again_where_its_block_has_filled(
     lengths: list[int], max_step_tokens: int
 ) -> None:
-    scheduler = scheduler_of(layout(lossy=True), max_step_tokens, max_context=4096)
+    scheduler = scheduler_of(layout(is_lossy=True), max_step_tokens, max_context=4096)
     done = serve(crowd(lengths), scheduler)
     again = [1500 - done.hits(number)[0] for number in range(1, 32)]
     # An open block is exact and may be copied; one that has filled is entered at its edge. So those whose own part does
@@ -131,7 +130,7 @@ def test_a_prompt_that_is_there_in_whole_computes_one_token(num_prompt: int) -> 
 
 
 def test_a_lossy_format_computes_the_last_block_of_a_prompt_that_is_there_in_whole() -> None:
-    scheduler = scheduler_of(layout(lossy=True), 64, max_context=128)
+    scheduler = scheduler_of(layout(is_lossy=True), 64, max_context=128)
     prompt = tuple(range(48))
     drain(scheduler, [Arrive(Request(RequestId(0), prompt, 1))])
     step, _ = run(scheduler, Arrive(Request(RequestId(1), prompt, 1)))

@@ -7,16 +7,18 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import EXACT, layout_of, layouts, request_of, shapes, spec_of, token_at
+from small import EXACT, layout_of, layouts, request_of, runnable, shapes, spec_of, token_at
 
 from kvfolio.cache.holding import BlockTable
 from kvfolio.cache.ledger import LedgerOptions
 from kvfolio.cache.prefix import Scope
 from kvfolio.errors import OptionError
-from kvfolio.planner.compute import attention_flops, cache_bytes_read, weight_bytes_read, weight_flops
+from kvfolio.planner.compute import attention_flops, weight_bytes_read, weight_flops
+from kvfolio.planner.memory import CacheOptions, plan_cache
 from kvfolio.sched.options import SchedulerOptions
 from kvfolio.sched.request import Chunk, RequestId, Step
 from kvfolio.sim.replay import Outcome, Replay, TimedRequest, replay, roofline_step_time, synthetic_requests
+from kvfolio.spec.layers import FullAttention
 from kvfolio.spec.layout import CacheLayout
 
 OPTIONS = SchedulerOptions(max_context=64, max_step_tokens=8)
@@ -253,15 +255,28 @@ def test_the_roofline_counts_what_the_planner_counts(
                 for token in range(group.kind.first_token_needed(position), position + 1)
             }
             num_bytes += group.num_layers * group.layer_bytes_per_token(EXACT) * len(needed)
-    assert roofline_step_time(spec, layout_of((None, 1)), 1e30, 2.0)(step) == flops / 2
-    assert roofline_step_time(spec, layout_of((None, 1)), 4.0, 1e30)(step) == num_bytes / 4
+    layout = layout_of(*chosen)
+    assert roofline_step_time(spec, layout, 1e30, 2.0)(step) == flops / 2
+    assert roofline_step_time(spec, layout, 4.0, 1e30)(step) == num_bytes / 4
 
 
 def test_a_decode_step_reads_the_weights_once_and_each_cache_in_full() -> None:
     spec = spec_of((None, 2), (8, 3))
-    reads = [cache_bytes_read(spec.groups(), EXACT, position) for position in (5, 30)]
-    seconds = roofline_step_time(spec, layout_of((None, 1)), 1.0, 1e30)(step_of((5, 1), (30, 1)))
-    assert seconds == weight_bytes_read(spec, "f32") + sum(reads)
+    layout = layout_of((None, 2), (8, 3))
+    seconds = roofline_step_time(spec, layout, 1.0, 1e30)(step_of((5, 1), (30, 1)))
+    assert seconds == weight_bytes_read(spec, "f32") + 8 * (2 * 6 + 3 * 6 + 2 * 31 + 3 * 8)
+    assert seconds == weight_bytes_read(spec, "f32") + layout.bytes_read(5, 6) + layout.bytes_read(30, 31)
+
+
+def test_sinks_are_read_as_they_lie_and_cost_no_arithmetic() -> None:
+    layer = FullAttention(1, 16, 16)
+    spec = runnable((layer, layer), spec_of((None, 1)).network, max_context=64)
+    plain, sinks = (plan_cache(spec, "f32", CacheOptions(1 << 20, 4, "int8", sink_blocks=count)) for count in (0, 2))
+    step, exact, stored = step_of((5, 1), (30, 3)), 2 * 128, 2 * 40  # bytes of a token in both layers
+    weights = weight_bytes_read(spec, "f32")
+    assert roofline_step_time(spec, plain, 1.0, 1e30)(step) == weights + stored * (6 + 33)
+    assert roofline_step_time(spec, sinks, 1.0, 1e30)(step) == weights + exact * (6 + 8) + stored * 25
+    assert roofline_step_time(spec, sinks, 1e30, 1.0)(step) == roofline_step_time(spec, plain, 1e30, 1.0)(step)
 
 
 def test_the_slower_of_memory_and_arithmetic_sets_the_pace() -> None:

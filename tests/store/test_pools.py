@@ -44,7 +44,7 @@ def layout_of_blocks(*sizes: int, budget_bytes: int, num_blocks: int | None = No
     """A layout of groups whose blocks take these sizes, for what only the sizes decide."""
     fmt = find_cache_format("f32")
     groups = tuple(
-        GroupLayout(LayerGroup(FullAttention(1, 1, 1), (0,)), size, 64, num_blocks or budget_bytes // size, 2)
+        GroupLayout(LayerGroup(FullAttention(1, 1, 1), (0,)), fmt, size, 64, num_blocks or budget_bytes // size, 2)
         for size in sizes
     )
     return CacheLayout(groups, 4, fmt, fmt, budget_bytes)

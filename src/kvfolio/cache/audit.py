@@ -50,8 +50,8 @@ def find_faults(
 
 
 def _card_faults(budget: BlockBudget, group: int) -> list[tuple[BlockId, str]]:
-    """Cards and blocks must point at each other."""
-    pool, index = budget.pools[group], budget.index
+    """Cards and blocks must point at each other, and to no block that the group does not hold."""
+    pool, index, layout = budget.pools[group], budget.index, budget.layout.groups[group]
     found: list[tuple[BlockId, str]] = []
     for number, card in enumerate(pool.cards):
         if card is not None and (card.blocks[group] != number or index.cards.get(card.digest) is not card):
@@ -60,6 +60,8 @@ def _card_faults(budget: BlockBudget, group: int) -> list[tuple[BlockId, str]]:
         block = card.blocks[group]
         if block is not None and pool.cards[block] is not card:
             found.append((BlockId(block), f"card {card.digest.hex()[:8]} names it in vain"))
+        elif block is not None and not layout.holds(card.block):
+            found.append((BlockId(block), f"it is block {card.block} of a text, behind the {layout.num_sinks} sinks"))
     return found
 
 
@@ -86,15 +88,16 @@ def _byte_faults(budget: BlockBudget) -> list[Fault]:
 
 
 def _sequence_faults(budget: BlockBudget, holdings: Mapping[SequenceId, Holding]) -> list[Fault]:
-    """A sequence holds a block for every full one that it has not passed."""
+    """A sequence holds a block for every full one that it has not passed; of a sink group, for the first ones."""
     found, tokens = [], budget.layout.block_tokens
     for name, holding in holdings.items():
-        for first, sealed in zip(holding.first_block, holding.sealed, strict=True):
-            if first + len(sealed) != holding.num_tokens // tokens:
+        for group, first, sealed in zip(budget.layout.groups, holding.first_block, holding.sealed, strict=True):
+            if first + len(sealed) != group.num_held(0, holding.num_tokens // tokens):
+                limit = f", at most {group.num_sinks}" if group.is_sinks else ""
                 found.append(
                     Fault(
                         f"sequence {name}: {first} passed + {len(sealed)} sealed blocks != "
-                        f"{holding.num_tokens} tokens // {tokens}"
+                        f"{holding.num_tokens} tokens // {tokens}{limit}"
                     )
                 )
     return found

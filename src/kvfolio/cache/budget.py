@@ -37,6 +37,7 @@ class BlockBudget:
         self.num_evicted = 0
         self.num_quarantined = 0
         self._is_debug = debug
+        self._num_sinks = layout.num_sinks
         self._costs = costs
         self._unknown = [Facts(0, False, 1.0, group.block_bytes) for group in layout.groups]
         self._ranks = not policy.ranks_all_equal  # else nobody looks at the facts of a block
@@ -45,6 +46,25 @@ class BlockBudget:
     def free_bytes(self) -> int:
         """Bytes of the budget that nobody holds."""
         return self.layout.budget_bytes - self.held_bytes
+
+    def has_room(self, counts: Sequence[int]) -> bool:
+        """Whether so many more blocks of each group could be held beside what is held now."""
+        groups = list(zip(counts, self.pools, self.layout.groups, strict=True))
+        num_bytes = sum(count * group.block_bytes for count, _, group in groups)
+        return num_bytes <= self.free_bytes and all(count <= pool.num_free for count, pool, _ in groups)
+
+    def rows_free(self, first: int) -> int:
+        """How many blocks of one sequence could be held from its block ``first`` on, in every group that holds them."""
+        layout, pools, num_bytes = self.layout, self.pools, self.free_bytes
+        num_sinks = max(0, self._num_sinks - first)  # of these blocks, those that lie in sink groups, too
+        most = min(pool.num_free for pool, group in zip(pools, layout.groups, strict=True) if not group.is_sinks)
+        if num_sinks:
+            sinks = min(pool.num_free for pool, group in zip(pools, layout.groups, strict=True) if group.is_sinks)
+            fitting = min(num_bytes // layout.first_row_bytes, sinks)
+            if fitting < num_sinks:
+                return min(fitting, most)
+            num_bytes -= num_sinks * layout.first_row_bytes
+        return min(num_sinks + num_bytes // layout.row_bytes, most)
 
     def take(self, group: int, count: int, moves: list[Move]) -> list[BlockId]:
         """Hold ``count`` more blocks of a group. The caller has seen to it that so many, and their bytes, are free."""

@@ -74,9 +74,10 @@ class Holding:
         return len(self.chain.token_ids) - self.num_written if self.is_running else 0
 
     def written_blocks(self) -> list[int]:
-        """Sealed blocks that are written and held, a group each."""
+        """Sealed blocks that are written and held, a group each; a sink group holds the first ones only."""
         last = self.num_written // self.chain.block_tokens
-        return [max(0, last - first) for first in self.first_block]
+        pairs = zip(self.first_block, self.sealed, strict=True)
+        return [min(max(0, last - first), len(sealed)) for first, sealed in pairs]
 
     def tables(self) -> tuple[BlockTable, ...]:
         """One a group."""

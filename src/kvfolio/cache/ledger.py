@@ -74,9 +74,7 @@ class Ledger:
 
     def has_room(self, counts: Sequence[int]) -> bool:
         """Whether so many more blocks of each group could be held beside what is held now."""
-        groups = list(zip(counts, self._budget.pools, self.layout.groups, strict=True))
-        num_bytes = sum(count * group.block_bytes for count, _, group in groups)
-        return num_bytes <= self.free_bytes and all(count <= pool.num_free for count, pool, _ in groups)
+        return self._budget.has_room(counts)
 
     def lookup(self, chain: TokenChain, limit: int) -> Hit:
         """The longest usable hit of at most ``limit`` tokens of ``chain``. Good until the ledger changes."""
@@ -92,17 +90,18 @@ class Ledger:
 
     def blocks_shared(self, hit: Hit) -> list[int]:
         """Blocks of ``hit`` in each group that others hold already: admitting with it takes no room for these."""
-        pools = enumerate(self._budget.pools)
-        return [sum(pool.refs[block] > 0 for block in self._blocks_of(hit, place)) for place, pool in pools]
+        return [
+            sum(pool.refs[block] > 0 for block in hit.blocks(self.layout, place)[1])
+            for place, pool in enumerate(self._budget.pools)
+        ]
 
     def largest_extension(self, sequence: SequenceId, limit: int) -> int:
         """How many more tokens, at most ``limit``, ``extend`` would grant now."""
         tokens = self.layout.block_tokens
-        in_open = self._holdings[sequence].num_tokens % tokens
+        block, in_open = divmod(self._holdings[sequence].num_tokens, tokens)
         if in_open + limit < tokens:
             return limit  # no block fills
-        rows = min(self.free_bytes // self.layout.row_bytes, *(pool.num_free for pool in self._budget.pools))
-        return min(limit, (rows + 1) * tokens - 1 - in_open)
+        return min(limit, (self._budget.rows_free(block) + 1) * tokens - 1 - in_open)
 
     def tokens_written(self) -> int:
         """Tokens written, over all sequences that hold blocks."""
@@ -117,7 +116,7 @@ class Ledger:
         open_bytes = sum(group.open_block_bytes for group in self.layout.groups)
         empty = sum(tokens - holding.num_tokens % tokens for holding in self._holdings.values())
         return Usage(
-            num_blocks_used=sum(sealed) + num_open * len(pools),
+            num_blocks_used=sum(sealed) + num_open * sum(not group.is_sinks for group in self.layout.groups),
             used_bytes=self._budget.held_bytes + num_open * open_bytes,
             wasted_bytes=empty * open_bytes // tokens,
             free_bytes=self.free_bytes,
@@ -157,10 +156,10 @@ class Ledger:
         holding = self._holdings[sequence] = Holding(chain, slot, keep, hit.num_tokens, hit.num_tokens)
         holding.num_filed = hit.num_tokens // tokens
         for place in range(len(self.layout.groups)):
-            blocks = self._blocks_of(hit, place)
+            first, blocks = hit.blocks(self.layout, place)
             self._budget.share(place, blocks)
             holding.sealed.append(blocks)
-            holding.first_block.append(holding.num_filed - len(blocks))
+            holding.first_block.append(first)
         for card in hit.cards:
             card.uses += 1
             if keep:
@@ -171,7 +170,7 @@ class Ledger:
         return self._fill_open(hit, slot)
 
     def extend(self, sequence: SequenceId, num_new: int) -> Grant | None:
-        """Grant room for the next ``num_new`` tokens: a sealed block in every group for each block they fill.
+        """Grant room for the next ``num_new`` tokens: a sealed block, for each they fill, in every group that holds it.
 
         None, and nothing changed, when the budget does not allow it. The tokens count as unwritten until ``commit``.
         """
@@ -179,12 +178,12 @@ class Ledger:
             return None
         holding = self._holdings[sequence]
         tokens = self.layout.block_tokens
-        rows = (holding.num_tokens + num_new) // tokens - holding.num_tokens // tokens
+        first, last = holding.num_tokens // tokens, (holding.num_tokens + num_new) // tokens
         moves: list[Move] = []
-        if rows:
+        if first < last:
             self._generation += 1
-            for group, sealed in enumerate(holding.sealed):
-                sealed += self._budget.take(group, rows, moves)
+            for place, (group, sealed) in enumerate(zip(self.layout.groups, holding.sealed, strict=True)):
+                sealed += self._budget.take(place, group.num_held(first, last), moves)
             holding.changed()
         holding.num_tokens += num_new
         return Grant(holding.tables(), tuple(moves))
@@ -238,14 +237,6 @@ class Ledger:
             self._open_texts.remove(holding)
             self._slots.give(holding.open_slot)
 
-    def _blocks_of(self, hit: Hit, group: int) -> list[BlockId]:
-        """The blocks of ``hit`` that a sequence holds in one group: those that a query behind it reads."""
-        tokens = self.layout.block_tokens
-        edge = hit.num_tokens // tokens
-        first = self.layout.groups[group].group.kind.first_token_needed(hit.num_tokens) // tokens
-        cards = hit.cards[len(hit.cards) - (edge - first) :] if first < edge else []
-        return [card.blocks[group] for card in cards]  # type: ignore[misc]  # a hit has them all
-
     def _fill_open(self, hit: Hit, slot: int) -> tuple[Move, ...]:
         """The moves that bring the tokens behind the last whole block into ``slot``."""
         moves: list[Move] = [PoisonOpen(slot)] if self.options.debug else []
@@ -268,9 +259,10 @@ class Ledger:
         packed = chain.packed(first * tokens, last * tokens)
         cards = self._budget.index.write(chain.digests(last)[first:last], chain.parent(first), packed, first)
         for group, sealed in enumerate(holding.sealed):
-            place = max(first - holding.first_block[group], 0)  # of the first block held; the window passed others
+            begin = max(first, holding.first_block[group])  # the window has passed others
+            place = begin - holding.first_block[group]
             blocks = sealed[place:]
-            self._budget.file(cards[len(cards) - len(blocks) :], group, blocks)
+            self._budget.file(cards[begin - first : begin - first + len(blocks)], group, blocks)
             sealed[place:] = blocks
         if holding.keep:
             for card in cards:

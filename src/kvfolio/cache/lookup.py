@@ -1,17 +1,18 @@
 """The longest usable hit of a request's tokens, and why it is not longer. Changes nothing.
 
 A hit ends where every layer group has what a query behind it reads: a full-attention group every block, a window group
-those of its last window. Knows nothing of who may run.
+those of its last window, a sink group the first ones. Knows nothing of who may run.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from kvfolio.cache.blocks import BlockId
 from kvfolio.cache.index import Card, PrefixIndex
 from kvfolio.cache.prefix import TokenChain, common_tokens
 from kvfolio.spec.layers import PagedLayer
-from kvfolio.spec.layout import CacheLayout
+from kvfolio.spec.layout import CacheLayout, GroupLayout
 
 MAX_BLOCKS_EXPLAINED = 1024  # blocks of other scopes that are digested to explain one miss
 
@@ -75,6 +76,13 @@ class Hit:
     num_computing: int = 0  # how many of the block behind the last whole one
     generation: int = 0  # of the ledger that was asked: the answer is worthless when that has changed
 
+    def blocks(self, layout: CacheLayout, place: int) -> tuple[int, list[BlockId]]:
+        """What a sequence begins with in group ``place``: its first block, and the blocks that a query behind reads."""
+        needed = layout.groups[place].blocks_needed(self.num_tokens, layout.block_tokens)
+        before = self.num_tokens // layout.block_tokens - len(self.cards)  # the first card's block
+        cards = self.cards[needed.start - before : needed.stop - before]
+        return needed.start, [card.blocks[place] for card in cards]  # type: ignore[misc]  # a hit has them all
+
 
 def find_hit(
     layout: CacheLayout,
@@ -88,12 +96,12 @@ def find_hit(
     digests = chain.digests(limit // tokens) if limit >= tokens else []
     kinds = [group.group.kind for group in layout.groups]
     found = _found(index, digests[: limit // tokens], any(kind.window is None for kind in kinds))
-    alone = [_edge(kind, place, found, len(found), tokens) for place, kind in enumerate(kinds)]
+    alone = [_edge(group, place, found, len(found), tokens) for place, group in enumerate(layout.groups)]
     edge, before = min(alone), max(alone)
     while edge != before:  # what one group accepts may be more than another has
         before = edge
-        for place, kind in enumerate(kinds):
-            edge = _edge(kind, place, found, edge, tokens)
+        for place, group in enumerate(layout.groups):
+            edge = _edge(group, place, found, edge, tokens)
     first = _first_needed(kinds, edge * tokens, tokens)
     cards = [card for card in found[first:edge] if card is not None]  # all of them are there
     hit = Hit(edge * tokens, cards, None, tuple(one * tokens for one in alone))
@@ -117,18 +125,19 @@ def _first_needed(kinds: Iterable[PagedLayer], position: int, tokens: int) -> in
     return min(kind.first_token_needed(position) // tokens for kind in kinds)
 
 
-def _edge(kind: PagedLayer, group: int, found: Sequence[Card | None], most: int, tokens: int) -> int:
+def _edge(group: GroupLayout, place: int, found: Sequence[Card | None], most: int, tokens: int) -> int:
     """The last block edge, at most ``most``, behind which a query has all that the group's layers read."""
+    kind = group.group.kind
     if kind.window is None:
-        for block, card in enumerate(found[:most]):
-            if card is None or card.blocks[group] is None:
+        for block, card in enumerate(found[: group.num_held(0, most)]):
+            if card is None or card.blocks[place] is None:
                 return block
         return most
     edge = block = most
     while block > kind.first_token_needed(edge * tokens) // tokens:
         block -= 1
         card = found[block]
-        if card is None or card.blocks[group] is None:
+        if card is None or card.blocks[place] is None:
             edge = block
     return edge
 
@@ -152,7 +161,7 @@ def _look_behind(
     if layout.is_lossless:
         for card in index.children(parent):
             common = common_tokens(card.tokens, wanted)
-            if common > most and None not in card.blocks:
+            if common > most and layout.is_whole(card.block, card.blocks):
                 most, hit.partial = common, card
     best_wait = 0
     for text in open_texts.get(parent, ()):
@@ -187,10 +196,10 @@ def why_missed(layout: CacheLayout, index: PrefixIndex, chain: TokenChain, limit
     for digest in digests[first : block + 1]:
         card = index.cards.get(digest)
         evicted_s = index.evicted_at(digest)
-        if (card is None or None in card.blocks) and evicted_s is not None:
+        if evicted_s is not None and (card is None or not layout.is_whole(card.block, card.blocks)):
             return Miss(EVICTED, hit.num_tokens, evicted_s)
     card = index.cards.get(digests[block])
-    if card is not None and None not in card.blocks:  # all there, but the hit may not end inside it
+    if card is not None and layout.is_whole(card.block, card.blocks):  # all there, but the hit may not end inside it
         return Miss(TAIL, hit.num_tokens)
     return Miss(_other_scope(index, chain, block) or NEVER_SEEN, hit.num_tokens)
 

@@ -9,8 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvfolio.cli.options import BlockTokens, Device, Dtype, Json, KvFormat, KvMemory, Model, Threads, load
-from kvfolio.planner.memory import DEFAULT_BLOCK_TOKENS
+from kvfolio.cli.options import (
+    BlockTokens,
+    Device,
+    Dtype,
+    Json,
+    KvFormat,
+    KvLayers,
+    KvMemory,
+    Model,
+    SinkBlocks,
+    Threads,
+    load,
+)
 from kvfolio.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -24,7 +35,9 @@ def compare(
     tokens: Annotated[int, typer.Option(help="Tokens to decode, G; the prompt's own pass yields the first.")] = 32,
     kv_memory: KvMemory = None,
     kv_format: KvFormat = "auto",
-    block_tokens: BlockTokens = DEFAULT_BLOCK_TOKENS,
+    kv_layers: KvLayers = "",
+    sink_blocks: SinkBlocks = 0,
+    block_tokens: BlockTokens = None,
     dtype: Dtype = "auto",
     device: Device = "cpu",
     threads: Threads = None,
@@ -38,6 +51,8 @@ def compare(
         model,
         kv_memory=kv_memory,
         kv_format=kv_format,
+        kv_layers=kv_layers,
+        sink_blocks=sink_blocks,
         block_tokens=block_tokens,
         dtype=dtype,
         device=device,
@@ -69,7 +84,7 @@ def _print_comparison(llm: "LLM", result: "Comparison", as_json: bool) -> None:
         return
     same = "the same tokens" if result.identical else "DIFFERENT tokens"
     basis = "deterministic" if llm.options.deterministic else "not deterministic: rounding may differ"
-    how = f"{llm.dtype}, cache {llm.layout.fmt.name}, {basis}"
+    how = f"{llm.dtype}, cache {llm.layout.format_name}, {basis}"
     print(f"{result.tokens} tokens behind a prompt of {result.prompt_tokens}: {same} ({how})")
     if result.divergence is not None:
         place = result.divergence

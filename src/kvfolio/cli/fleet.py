@@ -28,7 +28,6 @@ from kvfolio.cli.plan_options import (
 )
 from kvfolio.planner import ask
 from kvfolio.planner.fleet import Fleet
-from kvfolio.planner.memory import DEFAULT_BLOCK_TOKENS
 from kvfolio.planner.options import DEFAULT_UTILISATION
 from kvfolio.units import format_bytes
 
@@ -54,7 +53,7 @@ def fleet(
     devices: Devices = 1,
     pipeline: Pipeline = 1,
     kv_format: PlannedFormat = "auto",
-    block_tokens: BlockTokens = DEFAULT_BLOCK_TOKENS,
+    block_tokens: BlockTokens = None,
     weights_bytes: WeightsBytes = None,
     prefix_tokens: PrefixTokens = "0",
     encoder_tokens: EncoderTokens = "0",

@@ -25,7 +25,19 @@ KvMemory = Annotated[
 KvFormat = Annotated[
     str, typer.Option(help="How the cache is stored: auto (as computed), f32, bf16, f16, int8, or K/V.")
 ]
-BlockTokens = Annotated[int, typer.Option(help="Tokens a block: 4, 8, 16, 32, 64, 128 or 256.")]
+KvLayers = Annotated[
+    str, typer.Option(help="Layers stored otherwise, counted from 0: 0-1=bf16,29=int8. exact: as computed.")
+]
+SinkBlocks = Annotated[
+    int, typer.Option(help="First blocks of every sequence that full-attention layers keep exact in lossy formats.")
+]
+BlockTokens = Annotated[
+    int | None,
+    typer.Option(
+        help="Tokens a block: 4, 8, 16, 32, 64, 128 or 256. "
+        "Left out: 16, or 64 where the format packs numbers below a byte."
+    ),
+]
 Dtype = Annotated[str, typer.Option(help="What is computed in: auto (as published), f32, bf16 or f16.")]
 Device = Annotated[str, typer.Option(help="cpu, or a torch device such as cuda (torch kernels).")]
 Threads = Annotated[int | None, typer.Option(help="Threads of the kernels. Left out: torch's choice.")]

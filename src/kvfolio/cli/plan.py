@@ -31,7 +31,6 @@ from kvfolio.cli.plan_options import (
     WeightsBytes,
 )
 from kvfolio.errors import OptionError
-from kvfolio.planner.memory import DEFAULT_BLOCK_TOKENS
 from kvfolio.planner.options import DEFAULT_UTILISATION, PlanArguments, PlanOptions, command_line, read_options
 from kvfolio.planner.report import make_plan
 from kvfolio.planner.sizes import DEFAULT_IN_FLIGHT
@@ -56,7 +55,7 @@ def plan(
     devices: Devices = 1,
     pipeline: Pipeline = 1,
     kv_format: PlannedFormat = "auto",
-    block_tokens: BlockTokens = DEFAULT_BLOCK_TOKENS,
+    block_tokens: BlockTokens = None,
     weights_bytes: WeightsBytes = None,
     mean_tokens: MeanTokens = None,
     prefix_tokens: PrefixTokens = "0",

@@ -20,18 +20,20 @@ from kvfolio.cli.options import (
     Eviction,
     Json,
     KvFormat,
+    KvLayers,
     KvMemory,
     MaxPreemptions,
     Model,
     Preemption,
     PrefixCache,
+    SinkBlocks,
     SwapMemory,
     Threads,
     load,
 )
 from kvfolio.cli.run_account import completion_fields, print_account
 from kvfolio.errors import KvfolioError, OptionError, RequestError
-from kvfolio.planner.memory import DEFAULT_BLOCK_TOKENS, DEFAULT_MAX_RUNNING
+from kvfolio.planner.memory import DEFAULT_MAX_RUNNING
 from kvfolio.sched.options import DEFAULT_MAX_PREEMPTIONS, DEFAULT_MAX_STEP_TOKENS
 
 if TYPE_CHECKING:
@@ -62,7 +64,9 @@ def run(
     samples: Annotated[int, typer.Option(help="Answers to each prompt; the prompt is computed once.")] = 1,
     kv_memory: KvMemory = None,
     kv_format: KvFormat = "auto",
-    block_tokens: BlockTokens = DEFAULT_BLOCK_TOKENS,
+    kv_layers: KvLayers = "",
+    sink_blocks: SinkBlocks = 0,
+    block_tokens: BlockTokens = None,
     max_running: Annotated[int, typer.Option(help="The most sequences that run at once.")] = DEFAULT_MAX_RUNNING,
     max_step_tokens: Annotated[int, typer.Option(help="The most tokens of one step.")] = DEFAULT_MAX_STEP_TOKENS,
     prefix_cache: PrefixCache = True,
@@ -107,6 +111,8 @@ def run(
         model,
         kv_memory=kv_memory,
         kv_format=kv_format,
+        kv_layers=kv_layers,
+        sink_blocks=sink_blocks,
         block_tokens=block_tokens,
         max_running=max_running,
         max_step_tokens=max_step_tokens,

@@ -43,6 +43,8 @@ def print_account(account: "Account", completions: list["Completion"]) -> None:
     layers = "; ".join(
         f"{layer.num_layers} {layer.kind.replace('_', ' ')} × {layer.num_kv_heads} kv heads × {layer.head_dim}"
         + (f", window {layer.window}" if layer.window else "")
+        + (f", {layer.format}" if layer.format != kv.format else "")
+        + (f", the first {layer.num_sinks} blocks once more" if layer.num_sinks else "")
         for layer in kv.layers
     )
     wasted = kv.wasted_bytes / kv.used_bytes if kv.used_bytes else 0.0

@@ -14,13 +14,15 @@ from kvfolio.kernels.profile import read_bandwidth
 
 @dataclass(frozen=True, slots=True)
 class LayerAccount:
-    """One group of equal layers."""
+    """One group of equal layers. A group with ``num_sinks`` stands behind its companion and has the same layers."""
 
     kind: str
     num_layers: int
     num_kv_heads: int
     head_dim: int
     window: int | None
+    format: str
+    num_sinks: int | None  # the group holds the first blocks of each sequence only, exact; None: all that are needed
     block_bytes: int
     peak_blocks_used: int
 
@@ -39,7 +41,7 @@ class KvAccount:
     num_blocks_held: int  # now, after the run: 0
     num_blocks_cached: int  # now: nobody holds them, the next request may hit them
     block_tokens: int
-    format: str
+    format: str  # of sealed blocks; several where layers differ
     layers: tuple[LayerAccount, ...]
 
 
@@ -105,6 +107,8 @@ def kv_account(llm: LLM) -> KvAccount:
             num_kv_heads=group.group.kind.num_kv_heads,
             head_dim=group.group.kind.k_width,
             window=group.group.kind.window,
+            format=group.fmt.name,
+            num_sinks=group.num_sinks,
             block_bytes=group.block_bytes,
             peak_blocks_used=used,
         )
@@ -116,12 +120,12 @@ def kv_account(llm: LLM) -> KvAccount:
         allocated_bytes=snapshot.allocated_bytes,
         used_bytes=snapshot.peak.used_bytes,
         wasted_bytes=snapshot.peak.wasted_bytes,
-        num_blocks=sum(group.num_blocks + group.num_open_blocks for group in layout.groups),
+        num_blocks=sum(group.num_blocks + (0 if group.is_sinks else group.num_open_blocks) for group in layout.groups),
         num_blocks_used=snapshot.peak.num_blocks_used,
         num_blocks_held=snapshot.usage.num_blocks_used,
         num_blocks_cached=sum(snapshot.usage.cached_by_group),
         block_tokens=layout.block_tokens,
-        format=layout.fmt.name,
+        format=layout.format_name,
         layers=layers,
     )
 

@@ -9,7 +9,7 @@ from pydoc_data import topics
 from kvfolio.engine.llm import LLM
 from kvfolio.engine.params import CacheParams, SamplingParams
 from kvfolio.errors import OptionError
-from kvfolio.planner.compute import DecodeFlops, cache_bytes_read, decode_flops, textbook_flops, weight_bytes_read
+from kvfolio.planner.compute import DecodeFlops, decode_flops, textbook_flops, weight_bytes_read
 
 COLD = CacheParams(reuse=False)  # each text is computed, whatever ran before
 
@@ -123,11 +123,10 @@ def _bytes_read(llm: LLM, prompt_tokens: int, tokens: int, with_cache: bool) -> 
     Without a cache the whole text is computed in chunks of at most max_step_tokens: each reads the weights, and the
     keys and values up to its end.
     """
-    groups, fmt = llm.spec.groups(), llm.layout.fmt
     weights, longest = weight_bytes_read(llm.spec, llm.dtype), llm.options.max_step_tokens
     total = 0
     positions = range(prompt_tokens, prompt_tokens + tokens - 1)
     for last in positions:
         ends = [last] if with_cache else [min(end - 1, last) for end in range(longest, last + 1 + longest, longest)]
-        total += sum(weights + cache_bytes_read(groups, fmt, end) for end in ends)
+        total += sum(weights + llm.layout.bytes_read(end, end + 1) for end in ends)
     return total // len(positions)

@@ -20,7 +20,7 @@ from kvfolio.engine.params import CacheParams, SamplingParams
 from kvfolio.engine.runner import Runner
 from kvfolio.engine.sampler import Sampled, Sampler
 from kvfolio.errors import RequestError
-from kvfolio.planner.compute import cache_bytes_read, weight_bytes_read
+from kvfolio.planner.compute import weight_bytes_read
 from kvfolio.sched.options import Counters
 from kvfolio.sched.request import Arrive, Event, Leave, Request, RequestId, Retain, Step
 from kvfolio.sched.scheduler import Scheduler
@@ -115,7 +115,6 @@ class Engine:
         self._is_unbooked = False  # a step was decided, and neither committed nor abandoned
         self._left_in_step: list[RequestId] = []  # cancelled by somebody that a running step called, or set free
         self._spec = spec
-        self._groups = spec.groups()
         self._weight_bytes = weight_bytes_read(spec, store.layout.exact.name)
 
     @property
@@ -379,11 +378,11 @@ class Engine:
     def _measure(self, step: Step, time_s: float) -> None:
         if not all(chunk.samples and len(chunk.token_ids) == 1 for chunk in step.chunks):
             return
-        fmt = self._store.layout.fmt
+        layout = self._store.layout
         self.decode_meter.num_tokens += len(step.chunks)
         self.decode_meter.time_s += time_s
         self.decode_meter.bytes_read += self._weight_bytes
-        self.decode_meter.bytes_read += sum(cache_bytes_read(self._groups, fmt, chunk.start) for chunk in step.chunks)
+        self.decode_meter.bytes_read += sum(layout.bytes_read(chunk.start, chunk.start + 1) for chunk in step.chunks)
 
     def _warn(self, request_id: RequestId, was_swapped: bool) -> None:
         usage, counters = self.ledger.usage(), self.scheduler.counters

@@ -21,6 +21,8 @@ class GroupHit:
     kind: str
     window: int | None
     num_layers: int
+    format: str
+    num_sinks: int | None  # not None: the first blocks, exact, of the layers of the group before
     tokens: int
 
 
@@ -53,7 +55,14 @@ def explain(engine: Engine, tokenizer: Tokenizer, prompt: tuple[int, ...], cachi
     if position is not None and not reads:
         reason = PRIVATE if chain.scope is None else NOT_ASKED
     groups = tuple(
-        GroupHit(group.group.kind.kind, group.group.kind.window, group.group.num_layers, tokens)
+        GroupHit(
+            group.group.kind.kind,
+            group.group.kind.window,
+            group.group.num_layers,
+            group.fmt.name,
+            group.num_sinks,
+            tokens,
+        )
         for group, tokens in zip(ledger.layout.groups, hit.group_tokens, strict=True)
     )
     return Explanation(

@@ -105,8 +105,8 @@ def _spec_text(spec: RunnableSpec) -> bytes:
 
 def _layout_text(layout: CacheLayout) -> bytes:
     """What a block of ``layout`` holds, and how; not how many blocks there are."""
-    groups = [(group.group, group.block_bytes) for group in layout.groups]
-    return _text((layout.block_tokens, layout.fmt, layout.exact, groups))
+    groups = [(group.group, group.fmt, group.num_sinks, group.block_bytes) for group in layout.groups]
+    return _text((layout.block_tokens, layout.exact, groups))
 
 
 def _text(value: object) -> bytes:

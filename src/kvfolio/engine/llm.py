@@ -31,10 +31,8 @@ from kvfolio.models.weights import Progress, open_weights
 from kvfolio.planner.compute import weight_bytes
 from kvfolio.planner.memory import (
     BLOCK_TOKENS_ALLOWED,
-    DEFAULT_BLOCK_TOKENS,
     DEFAULT_MAX_RUNNING,
     CacheOptions,
-    bytes_per_token,
     plan_cache,
 )
 from kvfolio.sched.options import DEFAULT_MAX_PREEMPTIONS, DEFAULT_MAX_STEP_TOKENS, SchedulerOptions
@@ -59,7 +57,7 @@ class LLMOptions:
 
     kv_memory: str | int | None = None  # bytes or text such as "1GiB"; None: 1 GiB, or less on a small machine
     kv_format: str = "auto"  # auto: the compute dtype
-    block_tokens: int = DEFAULT_BLOCK_TOKENS
+    block_tokens: int | None = None  # None: 16, or 64 where the format packs numbers below a byte
     max_running: int = DEFAULT_MAX_RUNNING
     max_step_tokens: int = DEFAULT_MAX_STEP_TOKENS
     dtype: str = "auto"  # f32, bf16, f16; auto: as the model was published
@@ -72,19 +70,23 @@ class LLMOptions:
     max_preemptions: int = DEFAULT_MAX_PREEMPTIONS  # of one request; then it waits for room that nobody can take
     swap_memory: str | int = 0  # bytes of the host pool that preempted requests are swapped to
     debug: bool = False  # broken invariants raise, and blocks are poisoned before they are written anew
+    kv_layers: str = ""  # layers that are stored otherwise: 0-1=bf16,29=int8; exact: as computed
+    sink_blocks: int = 0  # first blocks of every sequence that lossy full-attention layers keep exact
 
     def __post_init__(self) -> None:
         """Types, and the ranges that no other room checks."""
-        check_int("block_tokens", self.block_tokens, 1, math.inf, f"one of {BLOCK_TOKENS_ALLOWED}")
+        if self.block_tokens is not None:
+            check_int("block_tokens", self.block_tokens, 1, math.inf, f"one of {BLOCK_TOKENS_ALLOWED}")
+        check_int("sink_blocks", self.sink_blocks, 0, math.inf, "0 or more; 0: every full block is stored alike")
         check_int("max_running", self.max_running, 1, math.inf, f"1 or more; leave it out for {DEFAULT_MAX_RUNNING}")
         check_int("max_step_tokens", self.max_step_tokens, 1, math.inf, f"1 or more, such as {DEFAULT_MAX_STEP_TOKENS}")
         if self.threads is not None:
             check_int("threads", self.threads, 1, MAX_THREADS, f"1 to {MAX_THREADS}; leave it out for torch's choice")
         if self.kv_memory is not None and not isinstance(self.kv_memory, str | int):
             raise refusal("kv_memory", self.kv_memory, "bytes, or text such as '1GiB'")
-        for name in ("kv_format", "dtype", "device"):
+        for name in ("kv_format", "dtype", "device", "kv_layers"):
             if not isinstance(getattr(self, name), str):
-                raise refusal(name, getattr(self, name), "text, such as auto, or cpu for the device")
+                raise refusal(name, getattr(self, name), "text, such as auto; cpu for the device, 0=bf16 for kv_layers")
         check_int("max_preemptions", self.max_preemptions, 0, math.inf, "0 or more; 0: room for all it may need")
         for name in ("deterministic", "prefix_cache", "debug"):
             if not isinstance(getattr(self, name), bool):
@@ -129,6 +131,8 @@ class LLM:
             kv_format=self.options.kv_format,
             max_running=self.options.max_running,
             split=device.type != "cpu",
+            kv_layers=self.options.kv_layers,
+            sink_blocks=self.options.sink_blocks,
         )
         self.layout = plan_cache(self.spec, self.dtype, cache_options)
         scheduling = SchedulerOptions(
@@ -178,8 +182,8 @@ class LLM:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of cache that one token takes, as planned."""
-        return bytes_per_token(self.spec, self.layout.fmt)
+        """Bytes of cache that one token takes, as planned; the first ones take those of their sink blocks beside it."""
+        return self.layout.bytes_per_token
 
     def snapshot(self) -> Snapshot:
         """Usage, peak and counters of the engine."""

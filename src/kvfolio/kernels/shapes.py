@@ -81,5 +81,5 @@ class LayerMemory:
     sealed_offset: int
     open: Tensor  # uint8 [num_open_blocks, open_block_bytes]
     open_offset: int
-    sinks: Tensor | None = None  # uint8 [num_blocks, block_bytes], exact; None: there are none
+    sinks: Tensor | None = None  # uint8 [num_blocks, block_bytes]: exact, of the sink group; None: there is none
     sinks_offset: int = 0

@@ -1,14 +1,15 @@
-"""Floating-point operations and bytes read, with and without a cache.
+"""Floating-point operations and bytes of weights read, with and without a cache.
 
-Knows nothing of clocks or machines: it counts; a bandwidth or a rate turns counts into seconds.
+Knows nothing of clocks or machines: it counts; a bandwidth or a rate turns counts into seconds. What a step reads of
+the cache: ``spec.layout.CacheLayout.bytes_read``.
 Formulas: docs/arithmetic.md.
 """
 
 from dataclasses import dataclass
 
 from kvfolio.planner import sizes
-from kvfolio.spec.formats import COMPUTE_FORMATS, CacheFormat
-from kvfolio.spec.model import LayerGroup, RunnableSpec
+from kvfolio.spec.formats import COMPUTE_FORMATS
+from kvfolio.spec.model import RunnableSpec
 
 
 def attention_flops(spec: RunnableSpec, position: int) -> int:
@@ -73,8 +74,3 @@ def weight_bytes(spec: RunnableSpec, dtype: str) -> int:
 def weight_bytes_read(spec: RunnableSpec, dtype: str) -> int:
     """Bytes of weights that one step reads: all but an embedding table that is only looked up."""
     return weight_flops(spec) // 2 * COMPUTE_FORMATS[dtype].value_bytes
-
-
-def cache_bytes_read(groups: tuple[LayerGroup, ...], fmt: CacheFormat, position: int) -> int:
-    """Bytes of cache that a decode step at ``position`` reads in all ``groups``, in the storage format."""
-    return sum(group.num_layers * group.kind.bytes_read_at(position + 1, fmt) for group in groups)

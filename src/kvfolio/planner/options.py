@@ -13,7 +13,7 @@ from typing import Any, TypedDict, Unpack
 
 from kvfolio.errors import OptionError
 from kvfolio.planner.hardware import Device, devices, find_device
-from kvfolio.planner.memory import BLOCK_TOKENS_ALLOWED, DEFAULT_BLOCK_TOKENS
+from kvfolio.planner.memory import check_block_tokens, default_block_tokens
 from kvfolio.planner.sizes import DEFAULT_IN_FLIGHT
 from kvfolio.spec.formats import CacheFormat, parse_cache_format
 from kvfolio.units import parse_bytes, parse_tokens
@@ -38,7 +38,7 @@ class PlanOptions:
     devices: int = 1  # tensor parallel: heads and weights divided
     pipeline: int = 1  # pipeline stages: layers divided
     kv_format: str = "auto"  # auto: 16 bits
-    block_tokens: int = DEFAULT_BLOCK_TOKENS
+    block_tokens: int | None = None  # None: what the format likes best
     weights_bytes: int | None = None  # None: as published
     mean_tokens: int | None = None  # of a sequence, for paged memory; None: ``report.mean_tokens``
     prefix_tokens: int = 0  # that all sequences share
@@ -51,13 +51,12 @@ class PlanOptions:
 
     def __post_init__(self) -> None:
         _check_counts(self)
-        if self.block_tokens not in BLOCK_TOKENS_ALLOWED:
-            raise OptionError(f"block_tokens is {self.block_tokens}; accepted: {BLOCK_TOKENS_ALLOWED}")
+        check_block_tokens(self.block_tokens)
         if not (math.isfinite(self.utilisation) and 0 < self.utilisation <= 1):
             raise OptionError(
                 f"utilisation is {self.utilisation}; accepted: above 0, at most 1 (0.9: 90 % of the memory)"
             )
-        self.cache_format  # noqa: B018 - an unknown format is refused here
+        self.cache_format.check_block_tokens(self.chosen_block_tokens)  # an unknown format is refused here, too
 
     @property
     def usable_bytes(self) -> int:
@@ -66,7 +65,16 @@ class PlanOptions:
 
     @property
     def cache_format(self) -> CacheFormat:
-        return parse_cache_format("bf16" if self.kv_format == "auto" else self.kv_format)
+        return parse_cache_format(self._format_name, self.block_tokens)
+
+    @property
+    def chosen_block_tokens(self) -> int:
+        """Tokens of a block: as asked for, or the format's own."""
+        return self.block_tokens or default_block_tokens(parse_cache_format(self._format_name))
+
+    @property
+    def _format_name(self) -> str:
+        return "bf16" if self.kv_format == "auto" else self.kv_format
 
 
 def _check_counts(options: PlanOptions) -> None:

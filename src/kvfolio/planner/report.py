@@ -220,7 +220,7 @@ def _device_report(scene: Scene, context: int) -> DeviceReport:
 
 
 def _kv_report(spec: ModelSpec, options: PlanOptions, contexts: tuple[int, ...]) -> KvReport:
-    fmt, block = options.cache_format, options.block_tokens
+    fmt, block = options.cache_format, options.chosen_block_tokens
     exact = fmt if fmt.k.is_float and fmt.v.is_float else _EXACT
     return KvReport(
         format=fmt.name,

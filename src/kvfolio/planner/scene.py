@@ -54,12 +54,12 @@ class Scene:
 
     def sequence_bytes(self, spec: ModelSpec, num_tokens: int) -> int:
         """Bytes of one sequence in whole blocks, with the layers of ``spec``."""
-        return capacity.sequence_bytes(spec, num_tokens, self.fmt, self.options.block_tokens)
+        return capacity.sequence_bytes(spec, num_tokens, self.fmt, self.options.chosen_block_tokens)
 
     def shared_bytes(self, spec: ModelSpec, num_tokens: int) -> int:
         """Of a sequence of ``num_tokens``, the bytes of the prefix that all share; a block of its own remains."""
         prefix = min(self.options.prefix_tokens, max(0, num_tokens - 1))
-        return capacity.shared_prefix_bytes(spec, prefix, self.fmt, self.options.block_tokens)
+        return capacity.shared_prefix_bytes(spec, prefix, self.fmt, self.options.chosen_block_tokens)
 
     def users_at(self, num_tokens: int, shares_prefix: bool = False) -> int | None:
         """Sequences of ``num_tokens`` that fit on every device; None: the cache bounds nothing."""
@@ -75,7 +75,7 @@ class Scene:
 
     def largest_context(self, users: int) -> int | None:
         """The most tokens that each of ``users`` can have; None: no text is too long."""
-        fmt, block = self.fmt, self.options.block_tokens
+        fmt, block = self.fmt, self.options.chosen_block_tokens
         lengths = [
             capacity.largest_context(share.spec, self.memory(share) // users, fmt, block) for share in self.shares
         ]

@@ -175,9 +175,10 @@ def roofline_step_time(
     Moves: bytes that go to the host pool or come from it, over ``copy_bytes_per_s``; copies within the cache are free.
 
     Bytes: all weights once, in the published dtype; and for each chunk of tokens [start, stop), in each layer, the
-    cache from the first token that the query at ``start`` needs up to ``stop``, once, in ``fmt``. FLOPs: two a weight
-    and token; and for each query 2 (k_width + v_width) a head and token it reads. Source: roofline model (Williams et
-    al., 2009); the counts are those of planner/compute.py. Norms, activations, sampling and moves count nothing.
+    cache from the first token that the query at ``start`` needs up to ``stop``, once, as it is stored. FLOPs: two a
+    weight and token; and for each query 2 (k_width + v_width) a head and token it reads. Source: roofline model
+    (Williams et al., 2009); the counts are those of planner/compute.py and spec/layout.py. Norms, activations, sampling
+    and moves count nothing.
     """
     if not (bandwidth_bytes_per_s > 0 and flops_per_s > 0 and copy_bytes_per_s > 0):
         raise OptionError(
@@ -185,15 +186,15 @@ def roofline_step_time(
             f"{copy_bytes_per_s} B/s; all must be more than 0"
         )
     weights, flops_per_token = weight_bytes_read(spec, spec.dtype), weight_flops(spec)
-    groups = [(group.kind, group.num_layers, group.layer_bytes_per_token(layout.fmt)) for group in spec.groups()]
+    groups = [(group.kind, group.num_layers) for group in spec.groups()]
     heads = spec.network.num_q_heads
 
     def seconds(step: Step) -> float:
         num_bytes, flops = weights, flops_per_token * step.num_tokens
         for chunk in step.chunks:
             start, stop = chunk.start, chunk.start + len(chunk.token_ids)
-            for kind, num_layers, layer_bytes in groups:
-                num_bytes += num_layers * layer_bytes * (stop - kind.first_token_needed(start))
+            num_bytes += layout.bytes_read(start, stop)
+            for kind, num_layers in groups:
                 read = _tokens_read(kind, stop) - _tokens_read(kind, start)
                 flops += num_layers * 2 * heads * (kind.k_width + kind.v_width) * read
         moved_s = sum(_bytes_moved(move, layout) for move in step.moves) / copy_bytes_per_s

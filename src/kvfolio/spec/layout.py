@@ -3,6 +3,7 @@
 Plain data. ``planner.memory`` decides the values; knows nothing of tensors, sequences or who holds what.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvfolio.spec.formats import CacheFormat
@@ -14,13 +15,19 @@ OPEN_SHARE = 4
 
 @dataclass(frozen=True, slots=True)
 class GroupLayout:
-    """The blocks of one layer group."""
+    """The blocks of one layer group: layers of equal kind, geometry and format.
+
+    A *sink group* is the companion of a lossy full-attention group and stands right behind it: the same layers, exact,
+    but only the first ``num_sinks`` blocks of each sequence, which its companion holds, too. It has no open blocks.
+    """
 
     group: LayerGroup
+    fmt: CacheFormat  # of its sealed blocks
     block_bytes: int  # one sealed block: all layers of the group, in the storage format
-    open_block_bytes: int  # one open block: the same tokens, exact
+    open_block_bytes: int  # one open block: the same tokens, exact; 0 in a sink group
     num_blocks: int  # sealed blocks that the pool has addresses for
     num_open_blocks: int
+    num_sinks: int | None = None  # of a sink group; None: the group holds all blocks that its layers need
 
     @property
     def sealed_bytes(self) -> int:
@@ -30,6 +37,25 @@ class GroupLayout:
     def open_bytes(self) -> int:
         return self.num_open_blocks * self.open_block_bytes
 
+    @property
+    def is_sinks(self) -> bool:
+        """Whether this is the sink group of the one before it."""
+        return self.num_sinks is not None
+
+    def holds(self, block: int) -> bool:
+        """Whether block ``block`` of a sequence is one that this group ever holds."""
+        return self.num_sinks is None or block < self.num_sinks
+
+    def num_held(self, first: int, last: int) -> int:
+        """Of the blocks [first, last) of a sequence, those that this group holds."""
+        return max(0, (last if self.num_sinks is None else min(last, self.num_sinks)) - first)
+
+    def blocks_needed(self, position: int, block_tokens: int) -> range:
+        """The full blocks of a sequence, of those that this group holds, which a query at ``position`` reads."""
+        last = position // block_tokens
+        first = self.group.kind.first_token_needed(position) // block_tokens
+        return range(first, last if self.num_sinks is None else min(last, self.num_sinks))
+
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
@@ -37,7 +63,7 @@ class CacheLayout:
 
     groups: tuple[GroupLayout, ...]
     block_tokens: int
-    fmt: CacheFormat  # of sealed blocks
+    fmt: CacheFormat  # of sealed blocks, but in layers that were said to be exceptions
     exact: CacheFormat  # of open blocks: the compute dtype
     budget_bytes: int  # sealed blocks of all groups together never take more
 
@@ -53,8 +79,18 @@ class CacheLayout:
 
     @property
     def row_bytes(self) -> int:
-        """One sealed block in every group: what ``block_tokens`` more tokens of a sequence take."""
+        """One sealed block in every group but the sinks: what ``block_tokens`` more tokens of a sequence take."""
+        return sum(group.block_bytes for group in self.groups if group.num_sinks is None)
+
+    @property
+    def first_row_bytes(self) -> int:
+        """One sealed block in every group: what the first ``block_tokens`` tokens of a sequence take."""
         return sum(group.block_bytes for group in self.groups)
+
+    @property
+    def num_sinks(self) -> int:
+        """Blocks at the beginning of each sequence that sink groups hold, the same number in all of them."""
+        return max(group.num_sinks or 0 for group in self.groups)
 
     @property
     def bytes_per_token(self) -> int:
@@ -64,14 +100,30 @@ class CacheLayout:
     @property
     def is_lossless(self) -> bool:
         """Whether sealed blocks store exactly what was computed."""
-        return self.fmt == self.exact
+        return all(group.fmt == self.exact for group in self.groups)
+
+    @property
+    def format_name(self) -> str:
+        """For people: the formats of all groups but the sinks, ``int8`` or ``int8 + bf16``."""
+        return " + ".join(dict.fromkeys(group.fmt.name for group in self.groups if not group.is_sinks))
+
+    def sinks_of(self, place: int) -> int | None:
+        """The place of the sink group of group ``place``; None: it has none."""
+        behind = place + 1
+        return behind if behind < len(self.groups) and self.groups[behind].is_sinks else None
+
+    def is_whole(self, block: int, stored: Sequence[int | None]) -> bool:
+        """Whether ``stored``, a group each, lacks nothing of what groups hold of block ``block`` of a sequence."""
+        return None not in stored or all(
+            one is not None or not group.holds(block) for one, group in zip(stored, self.groups, strict=True)
+        )
 
     def blocks_held(self, group: GroupLayout, num_tokens: int) -> int:
         """Sealed blocks of ``group`` that a sequence of ``num_tokens`` needs, computed in the smallest chunks.
 
         A window layer needs ceil(window / block_tokens): so far back the window reaches in a step that fills a block.
         """
-        sealed = num_tokens // self.block_tokens
+        sealed = group.num_held(0, num_tokens // self.block_tokens)
         window = group.group.kind.window
         return sealed if window is None else min(sealed, -(-window // self.block_tokens))
 
@@ -87,9 +139,24 @@ class CacheLayout:
 
     def kv_memory_for(self, num_tokens: int) -> int:
         """A kv_memory that holds a lone sequence of ``num_tokens``, whatever number of open blocks goes with it."""
-        sealed = max(self.bytes_held(num_tokens), self.row_bytes) + self.row_bytes
+        sealed = max(self.bytes_held(num_tokens), self.first_row_bytes) + self.row_bytes
         open_row = sum(group.open_block_bytes for group in self.groups)
         return max(sealed * OPEN_SHARE // (OPEN_SHARE - 1), sealed + open_row)
+
+    def bytes_read(self, start: int, stop: int) -> int:
+        """Bytes that computing tokens [start, stop) of a sequence reads of all groups, each token once, as stored."""
+        num_bytes = 0
+        for place, group in enumerate(self.groups):
+            first = group.group.kind.first_token_needed(start)
+            if group.num_sinks is None:
+                behind = self.sinks_of(place)
+                num_sinks = 0 if behind is None else self.groups[behind].num_sinks or 0
+                first = max(first, min(num_sinks * self.block_tokens, stop))
+                last = stop
+            else:
+                last = min(group.num_sinks * self.block_tokens, stop)
+            num_bytes += (last - first) * group.block_bytes // self.block_tokens
+        return num_bytes
 
     def longest_sequence(self, limit: int) -> int:
         """The most tokens, at most ``limit``, that a lone sequence can hold."""

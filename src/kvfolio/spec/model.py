@@ -5,6 +5,7 @@ prices them, ``cache`` and ``store`` group their layers, ``models`` runs them.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvfolio.spec.formats import CacheFormat
@@ -98,17 +99,20 @@ class RunnableSpec(ModelSpec):
     network: Network
     eos_token_ids: tuple[int, ...] = ()
 
-    def groups(self) -> tuple["LayerGroup", ...]:
-        """Layers with equal kind and geometry, in order of first appearance; each shares one block table."""
-        by_kind: dict[PagedLayer, list[int]] = {}
+    def groups(self, formats: Sequence[CacheFormat] = ()) -> tuple["LayerGroup", ...]:
+        """Layers with equal kind and geometry, in order of first appearance; each group shares one block table.
+
+        ``formats``: that of each layer, where layers that are stored in different ones are to be told apart.
+        """
+        alike: dict[tuple[PagedLayer, CacheFormat | None], list[int]] = {}
         for index, kind in enumerate(self.layers):
-            by_kind.setdefault(kind, []).append(index)
-        return tuple(LayerGroup(kind, tuple(indices)) for kind, indices in by_kind.items())
+            alike.setdefault((kind, formats[index] if formats else None), []).append(index)
+        return tuple(LayerGroup(kind, tuple(indices)) for (kind, _), indices in alike.items())
 
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Layers of one kind and geometry. Their share of a token's cache is stored together."""
+    """Layers of one kind and geometry, in one format. Their share of a token's cache is stored together."""
 
     kind: PagedLayer
     layer_indices: tuple[int, ...]

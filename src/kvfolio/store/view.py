@@ -1,6 +1,7 @@
 """A step's window on the store, handed to a model: where each layer's keys and values go, and what each query reads.
 
-Plans are made once a step for each layer group and shared by its layers. Knows nothing of networks or text.
+Plans are made once a step for each layer group and shared by its layers; sink blocks go with the blocks of
+the group before them. Knows nothing of networks or text.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from kvfolio.cache.holding import BlockTable
 from kvfolio.kernels.shapes import ChunkBlocks, LayerGeometry, LayerMemory
-from kvfolio.spec.layout import CacheLayout
+from kvfolio.spec.layout import CacheLayout, GroupLayout
 from kvfolio.store.pools import CacheStore
 
 MAX_WINDOW = 1 << 30  # a window beyond every position: kernels count in 32 bits
@@ -29,21 +30,38 @@ class StoreViews:
 
     def __init__(self, store: CacheStore, num_q_heads: int, ops: AttentionOps) -> None:
         self._ops = ops
-        self._geometries = [_geometry(store.layout, index, num_q_heads) for index in range(len(store.layout.groups))]
-        self._layers: dict[int, tuple[int, LayerMemory]] = {}  # layer → (group, memory)
+        self._planned: list[tuple[int, int | None, LayerGeometry]] = []  # a group, its sink group, its geometry
+        self._layers: dict[int, tuple[int, LayerMemory]] = {}  # layer → (plan, memory)
         for index, group in enumerate(store.layout.groups):
-            geometry = self._geometries[index]
+            if group.is_sinks:
+                continue  # its layers are those of the group before it
+            geometry, sinks = _geometry(store.layout, group, num_q_heads), store.layout.sinks_of(index)
             stored, exact = geometry.layer_bytes(geometry.stored), geometry.layer_bytes(geometry.exact)
             for place, layer in enumerate(group.group.layer_indices):
-                memory = LayerMemory(store.sealed[index], place * stored, store.open[index], place * exact)
-                self._layers[layer] = (index, memory)
+                memory = LayerMemory(
+                    store.sealed[index],
+                    place * stored,
+                    store.open[index],
+                    place * exact,
+                    None if sinks is None else store.sealed[sinks],
+                    0 if sinks is None else place * exact,
+                )
+                self._layers[layer] = (len(self._planned), memory)
+            self._planned.append((index, sinks, geometry))
 
     def view(self, chunks: Sequence[tuple[int, int, tuple[BlockTable, ...]]]) -> "StepView":
         """The view of a step; a chunk is (start, num_tokens, tables of all groups), in the order of the token rows."""
         plans = []
-        for index, geometry in enumerate(self._geometries):
+        for index, sinks, geometry in self._planned:
             blocks = tuple(
-                ChunkBlocks(start, num_tokens, tables[index].first_block, tables[index].sealed, tables[index].open_slot)
+                ChunkBlocks(
+                    start,
+                    num_tokens,
+                    tables[index].first_block,
+                    tables[index].sealed,
+                    tables[index].open_slot,
+                    () if sinks is None else tables[sinks].sealed,
+                )
                 for start, num_tokens, tables in chunks
             )
             plans.append(self._ops.plan(geometry, blocks))
@@ -59,12 +77,12 @@ class StepView:
         self._layers = layers
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        group, memory = self._layers[layer]
-        return self._ops.attend(self._plans[group], memory, q, k, v, scale)
+        plan, memory = self._layers[layer]
+        return self._ops.attend(self._plans[plan], memory, q, k, v, scale)
 
 
-def _geometry(layout: CacheLayout, index: int, num_q_heads: int) -> LayerGeometry:
-    kind = layout.groups[index].group.kind
+def _geometry(layout: CacheLayout, group: GroupLayout, num_q_heads: int) -> LayerGeometry:
+    kind = group.group.kind
     return LayerGeometry(
         num_q_heads,
         kind.num_kv_heads,
@@ -72,6 +90,6 @@ def _geometry(layout: CacheLayout, index: int, num_q_heads: int) -> LayerGeometr
         kind.v_width,
         layout.block_tokens,
         None if kind.window is None else min(kind.window, MAX_WINDOW),
-        layout.fmt,
+        group.fmt,
         layout.exact,
     )

@@ -87,7 +87,7 @@ def _format_flag(job: Job, name: str) -> None:
 def _block_flag(job: Job, name: str, engine: str) -> None:
     """The size of a block, where another than kvfolio's own was asked for and the engine has it."""
     block = job.options.block_tokens
-    if block == DEFAULT_BLOCK_TOKENS:
+    if block is None or block == DEFAULT_BLOCK_TOKENS:
         return
     if job.has("recurrent"):
         job.say(f"blocks of {block} tokens: {engine} sizes the blocks of models with states itself; left to it")
@@ -138,7 +138,7 @@ def _say_what_starts(job: Job) -> None:
     """Where vLLM counts more for a request than the plan does, by windows widened for the tokens in flight."""
     options = job.options
     counted = sizes.vllm_bytes_at(
-        job.share.spec, job.context, options.cache_format, options.block_tokens, options.in_flight
+        job.share.spec, job.context, options.cache_format, options.chosen_block_tokens, options.in_flight
     )
     told = f"vLLM counts {counted:,} B for a request of {job.context:,} tokens"
     if counted > job.memory:
@@ -265,7 +265,7 @@ def _llama_flags(job: Job, names: tuple[str, str]) -> None:
     elif options.pipeline > 1:
         job.flag("--split-mode", "layer")
     job.say("llama.cpp has no share of memory to set: it takes what these flags need, the plan says that it fits")
-    if options.block_tokens != DEFAULT_BLOCK_TOKENS:
+    if options.block_tokens not in (None, DEFAULT_BLOCK_TOKENS):
         job.say(f"blocks of {options.block_tokens} tokens: llama.cpp keeps single cells")
     if job.window() is not None:
         job.say("windows are kept short (no --swa-full): a prompt that is cut back is read again")

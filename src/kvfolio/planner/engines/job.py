@@ -48,8 +48,8 @@ class Job:
     @property
     def prefix(self) -> int:
         """Of these, the tokens that are counted once for all users."""
-        blocks = min(self.options.prefix_tokens, self.each - 1) // self.options.block_tokens
-        return 0 if self.options.mean_tokens is None else blocks * self.options.block_tokens
+        blocks = min(self.options.prefix_tokens, self.each - 1) // self.options.chosen_block_tokens
+        return 0 if self.options.mean_tokens is None else blocks * self.options.chosen_block_tokens
 
     def fraction(self) -> str:
         """The share of a device's memory that may be used: as asked, or with the reserve taken off and rounded down."""

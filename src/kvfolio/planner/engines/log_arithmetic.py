@@ -107,7 +107,9 @@ def read_scene(facts: LogFacts, spec: ModelSpec, options: PlanOptions) -> LogSce
     if "dp_attention" in settings and isinstance(replicas, int):
         own = fullest_of(max(1, tensor // replicas)).spec
     fmt_name = _format_name(facts, options, notes)
-    block = settings.get("block_size", 1) if facts.engine == "sglang" else count("block_size", options.block_tokens)
+    block = (
+        settings.get("block_size", 1) if facts.engine == "sglang" else count("block_size", options.chosen_block_tokens)
+    )
     logged = settings.get("max_num_batched_tokens")
     in_flight = (logged,) if isinstance(logged, int) else tuple(dict.fromkeys((options.in_flight, *_USUAL_IN_FLIGHT)))
     pools = [found.value for found in facts.numbers if found.quantity == "pool"]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from kvfolio.planner import capacity, sizes
 from kvfolio.planner.hardware import Device, devices
+from kvfolio.planner.memory import default_block_tokens
 from kvfolio.planner.options import PlanOptions
 from kvfolio.planner.parallel import DeviceShare, device_shares
 from kvfolio.planner.report import Plan, make_plan, plain
@@ -124,7 +125,8 @@ def make_grid(specs: Sequence[ModelSpec], options: PlanOptions) -> Grid:
         "count": counts.index(options.devices),
         "device": device,
     }
-    axes = _Axes(options, contexts, users, tuple(parse_cache_format(name) for name in formats), formats, counts)
+    parsed = tuple(parse_cache_format(name, options.block_tokens) for name in formats)
+    axes = _Axes(options, contexts, users, parsed, formats, counts)
     models = tuple(_model_grid(spec, axes) for spec in specs)
     return Grid(contexts, users, formats, counts, rows, models, chosen)
 
@@ -141,8 +143,9 @@ class _Axes:
     def over_contexts(self, value: Callable[[int], int]) -> tuple[int, ...]:
         return tuple(value(context) for context in self.contexts)
 
-    def in_blocks(self, context: int) -> int:
-        return sizes.rounded_up(context, self.options.block_tokens)
+    def block(self, fmt: CacheFormat) -> int:
+        """Tokens of a block in ``fmt``."""
+        return self.options.block_tokens or default_block_tokens(fmt)
 
 
 def _stops(low: int, high: int, more: Sequence[int]) -> tuple[int, ...]:
@@ -242,12 +245,12 @@ def _share_grid(share: DeviceShare, kinds: tuple[str, ...], axes: _Axes) -> Shar
 
 
 def _share_cache(spec: ModelSpec, fmt: CacheFormat, kinds: tuple[str, ...], axes: _Axes) -> ShareCache:
-    block = axes.options.block_tokens
+    block = axes.block(fmt)
     return ShareCache(
         device_bytes=axes.over_contexts(lambda n: capacity.sequence_bytes(spec, n, fmt, block)),
         read_bytes=axes.over_contexts(lambda n: sizes.bytes_read_at(spec, n, fmt)),
         by_kind=tuple(
-            axes.over_contexts(lambda n, words=words: _kind_bytes(spec, words, axes.in_blocks(n), fmt))  # type: ignore[misc]
+            axes.over_contexts(lambda n, words=words: _kind_bytes(spec, words, sizes.rounded_up(n, block), fmt))  # type: ignore[misc]
             for words in kinds
         ),
     )
