@@ -191,7 +191,7 @@ def unseal(codes: Tensor, scales: Tensor, fmt: Format, is_key: bool, width: int)
     tokens, padded = num_bytes // fmt.code_bytes(width), fmt.padded(width)
     shape = (padded, tokens) if is_key else (tokens, padded)
     if fmt.is_packed:
-        numbers = unpack(codes.unflatten(-1, (shape[0], num_bytes // shape[0])), fmt.bits)
+        numbers = unpack(codes.reshape(*rows, shape[0], num_bytes // shape[0]), fmt.bits)
         numbers = numbers + (2 ** (fmt.bits - 1) if fmt.scale_tokens else 0)
     else:
         numbers = codes.contiguous().view(STORED_DTYPES[fmt.name]).reshape(*rows, *shape)
@@ -236,7 +236,8 @@ def unpack(stored: Tensor, bits: int) -> Tensor:
         at, done = at + size, done + width
     assert codes is not None
     half = 2 ** (bits - 1)
-    return ((codes ^ half) - half).flatten(-2)
+    signed: Tensor = (codes ^ half) - half
+    return signed.flatten(-2)
 
 
 def _bytes_of(x: Tensor) -> Tensor:

@@ -99,7 +99,11 @@ def _parts(rows: Tensor, geometry: LayerGeometry, fmt: CacheFormat) -> tuple[Ten
         each * fmt.v.code_bytes(geometry.v_width),
         each * fmt.v.scales_bytes(geometry.v_width),
     ]
-    return tuple(part.unflatten(1, (geometry.num_kv_heads, -1)) for part in torch.split(rows, sizes, dim=1))
+    heads = geometry.num_kv_heads
+    return tuple(
+        part.view(len(rows), heads, size // heads)
+        for part, size in zip(torch.split(rows, sizes, dim=1), sizes, strict=True)
+    )
 
 
 def _open_part(geometry: LayerGeometry, memory: LayerMemory, slot: int) -> tuple[Tensor, Tensor]:
@@ -109,8 +113,8 @@ def _open_part(geometry: LayerGeometry, memory: LayerMemory, slot: int) -> tuple
     keys, _, values, _ = _parts(rows, geometry, geometry.exact)
     dtype = TORCH_DTYPES[geometry.exact.k.name]
     return (
-        keys[0].view(dtype).unflatten(1, (geometry.k_width, -1)),
-        values[0].view(dtype).unflatten(1, (-1, geometry.v_width)),
+        keys[0].view(dtype).view(-1, geometry.k_width, geometry.block_tokens),
+        values[0].view(dtype).view(-1, geometry.block_tokens, geometry.v_width),
     )
 
 
