@@ -190,6 +190,7 @@ def test_llama_cpps_quantised_cache_is_counted_as_it_stores_it() -> None:
         ("vllm", "fp8-scaled", "fp8_per_token_head"),
         ("vllm", "int8", "int8_per_token_head"),
         ("vllm", "int4", "int4_per_token_head"),
+        ("vllm", "int4-head", "int4_per_token_head"),
         ("sglang", "auto", "auto"),
         ("sglang", "fp8", "fp8_e4m3"),
     ],

@@ -74,6 +74,8 @@ FORMAT_NAMES = (*_WHOLE_BYTES, *(f"int{bits}" for bits in reversed(PACKED_BITS))
 """What the engine stores, by the names that errors list; packed formats have variants, see ``find_format``."""
 
 F64 = Format("f64", 64, 0)  # of published weights and measured states; no cache is planned in it
+# 4 bits and one f32 scale a vector, as vLLM stores int4_per_token_head; the engine stores better ones.
+INT4_HEAD = Format("int4-head", 4, 4)
 _PACKED = re.compile(r"int([2-6])(?:-(channel|rotated|token))?")
 _GROUPED = re.compile(r"(fp8|int8|int6|int4)-g(0|[1-9][0-9]{0,3})")
 _SHORT = re.compile(r"k(16|[2-68])v(16|[2-68])")
@@ -193,6 +195,8 @@ def parse_format(name: str, is_key: bool = False, block_tokens: int | None = Non
     ``int4-g64`` has one f16 scale for 64 numbers, ``int4-g0`` none at all: the bare numbers, a lower bound.
     """
     name = _ENGINES_NAMES.get(name, name)
+    if name == INT4_HEAD.name:
+        return INT4_HEAD
     match = _GROUPED.fullmatch(name)
     if match is not None:
         code, group = match[1], int(match[2])
@@ -202,7 +206,7 @@ def parse_format(name: str, is_key: bool = False, block_tokens: int | None = Non
     except UnknownModelError as error:
         raise UnknownModelError(
             f"{error}; plan counts fp8, int8, int6 and int4 with -g and the numbers that share one f16 scale, too "
-            "(int4-g64; -g0: no scales)"
+            "(int4-g64; -g0: no scales), and int4-head, vLLM's"
         ) from error
 
 

@@ -23,9 +23,10 @@ _VLLM_FORMATS = {
     "fp8-scaled": "fp8_per_token_head",
     "int8": "int8_per_token_head",
     "int4": "int4_per_token_head",
+    "int4-head": "int4_per_token_head",
     "fp8-mla": "fp8_ds_mla",
 }
-_VLLM_ACCEPTS = "auto, bf16, f16, fp8, fp8-scaled, int8, int4"
+_VLLM_ACCEPTS = "auto, bf16, f16, fp8, fp8-scaled, int8, int4, int4-head"
 # v1/attention/backends/mla: those of the backends for dense latents, and of the sparse ones.
 _VLLM_LATENTS = "auto, bf16, f16, fp8 (its fp8-mla is for latent layers with an index)"
 _VLLM_INDEXED = "auto, bf16, fp8, fp8-mla for latent layers with an index"
@@ -165,11 +166,13 @@ def _vllm_format(job: Job) -> str:
     elif latent:
         allowed, accepted = {"fp8"}, _VLLM_LATENTS
     else:
-        allowed, accepted = {"fp8", "fp8-scaled", "int8", "int4"}, _VLLM_ACCEPTS
+        allowed, accepted = {"fp8", "fp8-scaled", "int8", "int4", "int4-head"}, _VLLM_ACCEPTS
     if name not in allowed:
         raise _refused("vLLM", job.options.kv_format, accepted)
     if _VLLM_FORMATS[name].endswith("per_token_head"):
         job.say(f"{_VLLM_FORMATS[name]} runs on vLLM's Triton attention alone")
+    if name == "int4":
+        job.say("vLLM has one scale of 4 B for each vector of 4 bits: --kv-format int4-head counts that")
     if name == "fp8" and indexed:
         job.say("vLLM stores latents with an index as fp8-mla, 656 B a token: --kv-format fp8-mla counts that")
     return _VLLM_FORMATS[name]

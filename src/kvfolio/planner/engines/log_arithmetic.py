@@ -36,7 +36,7 @@ _DTYPES = {  # an engine's name of a storage format → kvfolio's
     "fp8_ds_mla": "fp8-mla",
     "fp8_per_token_head": "fp8-scaled",
     "int8_per_token_head": "int8",
-    "int4_per_token_head": "int4",
+    "int4_per_token_head": "int4-head",
 }
 
 
