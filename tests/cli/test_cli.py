@@ -52,6 +52,29 @@ def test_run_json_has_the_stable_keys(cli: Run, folder: Path) -> None:
     assert speed["bandwidth_bytes_per_s"] > 1e8
 
 
+def test_run_says_how_each_group_of_layers_is_stored(cli: Run, folder: Path) -> None:
+    how = ("--kv-format", "int8", "--kv-layers", "1=exact", "--sink-blocks", 2)
+    words = ("run", folder, "--prompt", "hello", "--max-tokens", 40, "--kv-memory", "1MiB", "--raw", *how)
+    status, out, _ = cli(*words, "--json")
+    assert status == 0
+    kv = json.loads(out)["kv"]
+    assert [(layer["num_layers"], layer["num_sinks"]) for layer in kv["layers"]] == [(2, None), (2, 2), (1, None)]
+    dtype = kv["layers"][2]["format"]
+    assert [layer["format"] for layer in kv["layers"]] == ["int8", dtype, dtype]
+    assert (kv["format"], kv["planned_bytes"]) == (f"int8 + {dtype}", kv["allocated_bytes"])
+    assert kv["num_blocks_used"] <= kv["num_blocks"]
+    _, _, err = cli(*words)
+    assert f", {dtype}, the first 2 blocks once more" in err
+    assert f"{kv['bytes_per_token']:,} B a token planned" in err
+
+
+def test_compare_takes_exceptions_too(cli: Run, folder: Path) -> None:
+    how = ("--kv-format", "int8", "--kv-layers", "0-1=exact", "--sink-blocks", 1)
+    status, out, _ = cli("compare", folder, "--prompt-tokens", 40, "--tokens", 4, "--kv-memory", "1MiB", *how)
+    assert status == 0
+    assert " + int8, deterministic" in out
+
+
 def test_a_batch_answers_every_line_in_order_with_its_own_fields(cli: Run, folder: Path, tmp_path: Path) -> None:
     prompts = tmp_path / "batch.jsonl"
     lines = [{"prompt": "a", "max_tokens": 3}, {"prompt": "b c d"}, {"prompt": "a", "max_tokens": 3, "temperature": 0}]

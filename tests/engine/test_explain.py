@@ -221,3 +221,15 @@ def test_parameters_of_another_kind_are_refused(llm: LLM, given: object) -> None
         llm.sequence([5, 6], given)  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="params"):
         llm.samples([5, 6], 2, given)  # type: ignore[arg-type]
+
+
+def test_groups_are_told_with_their_formats_and_sinks(open_llm: OpenLLM) -> None:
+    llm = open_llm("gemma3", kv_format="int8", kv_layers="5=exact", sink_blocks=1, block_tokens=4)
+    llm.generate([PROMPT], greedy(1))
+    told = [(one.kind, one.num_layers, one.format, one.num_sinks, one.tokens) for one in llm.explain(PROMPT).groups]
+    assert told == [
+        ("sliding_window", 5, "int8", None, 196),
+        ("full", 1, "int8", None, 196),
+        ("full", 1, "f32", 1, 196),
+        ("full", 1, "f32", None, 196),
+    ]

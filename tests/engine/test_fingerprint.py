@@ -220,6 +220,19 @@ def test_every_storage_format_is_another(llama: Path) -> None:
     assert len({print_of(llama, kv_format=name) for name in formats}) == len(formats)
 
 
+def test_every_layer_with_a_format_of_its_own_is_another(llama: Path) -> None:
+    exceptions = ("", "0=f16", "1=f16", "0-1=f16", "0=bf16", "0=f16,1=bf16")
+    assert len({print_of(llama, kv_format="int8", kv_layers=text) for text in exceptions}) == len(exceptions)
+    # What counts is how each layer is stored, not how it was asked for.
+    assert print_of(llama, kv_format="int8", kv_layers="0-1=f32") == print_of(llama, kv_layers="2=int8")
+    assert print_of(llama, kv_format="int8", kv_layers="0-2=exact") == print_of(llama, kv_layers="1=f32")
+
+
+def test_every_number_of_sinks_is_another_where_there_are_any(llama: Path) -> None:
+    assert len({print_of(llama, kv_format="int8", sink_blocks=count) for count in range(4)}) == 4
+    assert len({print_of(llama, sink_blocks=count) for count in range(4)}) == 1
+
+
 def test_every_block_size_is_another(llama: Path) -> None:
     assert len({print_of(llama, block_tokens=tokens) for tokens in (4, 8, 16, 32, 256)}) == 5
 

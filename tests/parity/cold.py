@@ -87,6 +87,7 @@ SINKS = [
     Setting("gemma3", "bf16", "int8", sink_blocks=2),
     Setting("gemma3", "f32", "int8", "2=exact,5-6=bf16", sink_blocks=1),  # in one group of four
 ]
+SETTINGS += SINKS
 FEW = [SETTINGS[0], SETTINGS[1], SETTINGS[2], SETTINGS[7]]
 
 

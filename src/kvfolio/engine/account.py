@@ -14,7 +14,7 @@ from kvfolio.kernels.profile import read_bandwidth
 
 @dataclass(frozen=True, slots=True)
 class LayerAccount:
-    """One group of equal layers. A group with ``num_sinks`` stands behind its companion and has the same layers."""
+    """One group of equal layers. One with ``num_sinks`` has the layers of the group before it."""
 
     kind: str
     num_layers: int

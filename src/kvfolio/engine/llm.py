@@ -58,6 +58,8 @@ class LLMOptions:
     kv_memory: str | int | None = None  # bytes or text such as "1GiB"; None: 1 GiB, or less on a small machine
     kv_format: str = "auto"  # auto: the compute dtype
     block_tokens: int | None = None  # None: 16, or 64 where the format packs numbers below a byte
+    kv_layers: str = ""  # layers that are stored otherwise, such as 0-1=bf16,29=int8; exact: as computed
+    sink_blocks: int = 0  # first blocks of every sequence that lossy full-attention layers keep exact
     max_running: int = DEFAULT_MAX_RUNNING
     max_step_tokens: int = DEFAULT_MAX_STEP_TOKENS
     dtype: str = "auto"  # f32, bf16, f16; auto: as the model was published
@@ -70,8 +72,6 @@ class LLMOptions:
     max_preemptions: int = DEFAULT_MAX_PREEMPTIONS  # of one request; then it waits for room that nobody can take
     swap_memory: str | int = 0  # bytes of the host pool that preempted requests are swapped to
     debug: bool = False  # broken invariants raise, and blocks are poisoned before they are written anew
-    kv_layers: str = ""  # layers that are stored otherwise: 0-1=bf16,29=int8; exact: as computed
-    sink_blocks: int = 0  # first blocks of every sequence that lossy full-attention layers keep exact
 
     def __post_init__(self) -> None:
         """Types, and the ranges that no other room checks."""

@@ -17,8 +17,8 @@ OPEN_SHARE = 4
 class GroupLayout:
     """The blocks of one layer group: layers of equal kind, geometry and format.
 
-    A *sink group* is the companion of a lossy full-attention group and stands right behind it: the same layers, exact,
-    but only the first ``num_sinks`` blocks of each sequence, which its companion holds, too. It has no open blocks.
+    A *sink group* stands right behind a lossy full-attention group and has the same layers, but it is exact and holds
+    only the first ``num_sinks`` blocks of each sequence; the group before it holds these, too. It has no open blocks.
     """
 
     group: LayerGroup
