@@ -55,10 +55,14 @@ def resolve_dtype(asked: str, spec: RunnableSpec) -> str:
 
 
 def read_weights(
-    source: ModelSource, dtype: str, device: torch.device, on_progress: Progress | None = None
+    source: ModelSource,
+    dtype: str,
+    device: torch.device,
+    on_progress: Progress | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> LoadedModel:
-    """The model of ``source`` with its weights read, in a resolved ``dtype``."""
-    tokenizer = Tokenizer.load(source.path)  # first: it is quick to fail
+    """The model of ``source`` with its weights read, in a resolved ``dtype``; ``tokenizer``: its own, if at hand."""
+    tokenizer = tokenizer or Tokenizer.load(source.path)  # first: it is quick to fail
     network = build_model(source.spec, open_weights(source, TORCH_DTYPES[dtype], device, on_progress))
     return LoadedModel(source, dtype, device, network, tokenizer)
 
