@@ -96,7 +96,7 @@ def _read_text(path: Path) -> str:
 @contextmanager
 def _progress(is_quiet: bool) -> Iterator[Any]:
     """A bar on standard error; where that is no terminal, a line for each measurement that begins."""
-    if sys.stderr is None or is_quiet and not sys.stderr.isatty():
+    if sys.stderr is None or (is_quiet and not sys.stderr.isatty()):
         yield None
     elif sys.stderr.isatty():
         from rich.console import Console
