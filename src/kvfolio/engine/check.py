@@ -8,6 +8,7 @@ Knows nothing of how a measurement is taken (``quality``, ``logits``, ``needle``
 """
 
 import dataclasses
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -27,6 +28,7 @@ from kvfolio.engine.logits import LogitsFile, text_logits
 from kvfolio.engine.machine import choose_ops, find_device, usable_kv_memory
 from kvfolio.engine.needle import ANSWER_TOKENS, Haystack, Recall, make_haystacks, recall
 from kvfolio.engine.params import check_int, refusal
+from kvfolio.engine.progress import OnProgress, TokenProgress
 from kvfolio.engine.quality import Quality, QualityMeter
 from kvfolio.engine.records import Records
 from kvfolio.engine.speed import DecodeSpeed, decode_speed
@@ -36,6 +38,8 @@ from kvfolio.kernels.profile import machine_identity
 from kvfolio.planner.compute import weight_bytes
 from kvfolio.spec.model import RunnableSpec
 
+logger = logging.getLogger("kvfolio")
+
 DEFAULT_TOKENS = 4096
 DEFAULT_SKIP = 128
 DEFAULT_CHUNK = 512
@@ -43,8 +47,6 @@ DEFAULT_MAX_KLD = 0.01
 DEFAULT_NEEDLE_TOKENS = 2000
 NEEDLE_DEPTHS = 5
 DEFAULT_SPEED_TOKENS = 32
-
-OnProgress = Callable[[str, int, int], None]  # (what is measured now, tokens done, tokens in all)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,9 @@ def check(
     What ``records`` holds is not measured again. Raises OptionError for a text that is too short, too long or empty,
     UnknownModelError for a format that is not known, BudgetError when memory or the disk does not suffice.
     """
-    session = _Session(model, options or CheckOptions(), records or Records(), on_progress or (lambda *_: None))
+    records = Records() if records is None else records  # an empty one is false
+    session = _Session(model, options or CheckOptions(), records, on_progress or (lambda *_: None))
+    session.tell_foreign()
     session.measure_quality()
     session.measure_recall()
     session.measure_speed()
@@ -127,7 +131,7 @@ class _Session:
         self._haystacks = self._make_haystacks()
         self._common = {"model": self._fingerprint().hex(), "text": _digest(self._ids)}
         self._failed: set[Candidate] = set()
-        self._progress = _Progress(on_progress, self._num_tokens_missing())
+        self._progress = TokenProgress(on_progress, self._num_tokens_missing())
 
     def _check_counts(self) -> None:
         """Refuse now what would fail after minutes."""
@@ -223,8 +227,19 @@ class _Session:
         compared = [one for one in self._qualities() if not self._records.has(self._quality_key(*one))]
         asked = [one for one in self._asked() if not self._records.has(self._recall_key(one))]
         timed = [one for one in self._timed() if not self._records.has(self._speed_key(one))]
-        passes = len(compared) + bool(compared) + len(timed)
-        return passes * len(self._ids) + len(asked) * sum(len(one.prompt) for one in self._haystacks)
+        read = (len(compared) + bool(compared)) * (len(self._ids) - 1)  # the last token is only a target
+        prompts = sum(len(one.prompt) for one in self._haystacks)
+        return read + len(asked) * prompts + len(timed) * len(self._ids)
+
+    def tell_foreign(self) -> None:
+        """A file that holds nothing for this check may be the wrong one: say so. It will hold both."""
+        own = [self._quality_key(*one) for one in self._qualities()]
+        own += [self._recall_key(one) for one in self._asked()] + [self._speed_key(one) for one in self._timed()]
+        if len(self._records) and not any(self._records.has(key) for key in own):
+            logger.warning(
+                "none of the %d measurements in the file is of this model, text and settings: they stay, unused",
+                len(self._records),
+            )
 
     # ---- measuring ---------------------------------------------------------------------------------------------------
 
@@ -349,7 +364,7 @@ class _Session:
         return None if found is None else Recall(tuple(found["answers"]), tuple(found["found"]))
 
 
-# ---- the text, and progress -----------------------------------------------------------------------------------------
+# ---- the text -----------------------------------------------------------------------------------------
 
 
 def _text_ids(tokenizer: Tokenizer, options: CheckOptions, max_context: int) -> tuple[int, ...]:
@@ -368,19 +383,3 @@ def _text_ids(tokenizer: Tokenizer, options: CheckOptions, max_context: int) -> 
 
 def _digest(numbers: Any) -> str:
     return blake2b(torch.tensor(numbers, dtype=torch.int64).numpy().tobytes(), digest_size=16).hexdigest()
-
-
-class _Progress:
-    """Counts tokens, and tells of them."""
-
-    def __init__(self, on_progress: OnProgress, total: int) -> None:
-        self._on_progress, self._total = on_progress, total
-        self._done, self._words = 0, ""
-
-    def tell(self, words: str) -> None:
-        self._words = words
-        self.add(0)
-
-    def add(self, num_tokens: int) -> None:
-        self._done += num_tokens
-        self._on_progress(self._words, self._done, self._total)

@@ -27,7 +27,6 @@ class Records:
         """Reads ``path`` if it is there, and makes sure that it can be written. Raises OptionError if it is neither."""
         self._path = path
         self._found: dict[str, Any] = {}
-        self.num_used = 0  # results that came out of the file
         if path is None:
             return
         try:
@@ -65,9 +64,7 @@ class Records:
 
     def find(self, key: object) -> Any:
         """The result under an equal key, None if there is none."""
-        result = self._found.get(_text(key))
-        self.num_used += result is not None
-        return result
+        return self._found.get(_text(key))
 
     def add(self, key: object, result: object) -> None:
         """Keep a result, in the file at once. Raises OptionError if it cannot be written."""
