@@ -49,9 +49,7 @@ def test_stored_bits_count_scales_and_open_blocks_and_exact_tokens_as_published(
     row_bytes = 3 * 2 * 2 * (16 + 4)  # int8 and an f32 scale for each vector
     found = stored_size(Candidate("int8"), spec, 300)
     assert found.bytes_per_token == row_bytes
-    assert (
-        found.num_bytes == 288 * row_bytes + 16 * numbers * 4
-    )  # 18 sealed blocks; the open one is of 16 tokens in f32
+    assert found.num_bytes == 288 * row_bytes + 16 * numbers * 4  # 18 sealed blocks, and an open one in f32
     assert found.bits == pytest.approx(8 * found.num_bytes / (300 * numbers))
     published = stored_size(Candidate("int8"), dataclasses.replace(spec, dtype="bf16"), 300)
     assert published.num_bytes == 288 * row_bytes + 16 * numbers * 2

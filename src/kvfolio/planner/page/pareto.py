@@ -127,7 +127,7 @@ class _Axes:
         positive = [kld for kld in shown if kld > 0] or [1e-3]
         # The noise floor is often many decades below: it has one decade of its own, and is named where it is lower.
         self.low = math.floor(math.log10(min(positive))) - 1
-        self.high = max(math.ceil(math.log10(max(positive)) + 0.1), self.low + 2)
+        self.high = max(math.ceil(math.log10(max(*positive, plot.noise)) + 0.1), self.low + 2)
         self.bottom, self.right = HEIGHT - BOTTOM, WIDTH - RIGHT
 
     def x(self, bits: float) -> float:
@@ -162,17 +162,17 @@ def _grid(axes: _Axes) -> list[Shape]:
 
 
 def _levels(plot: ParetoPlot, axes: _Axes) -> list[Shape]:
-    """The limit, and the noise floor; words at the right edge, on the line."""
+    """The noise floor, named at the left, where no format has so little divergence; the limit, named at the right."""
     shapes: list[Shape] = []
     is_below = plot.noise < 10.0**axes.low
     noise_words = f"noise floor {plot.noise:.2g}" + (", below this axis" if is_below else "")
-    levels = [(plot.noise, noise_words, _MUTED, 2.5)]
+    y = axes.y(plot.noise)
+    shapes.append(Line(((LEFT, y), (axes.right, y)), _MUTED, 1.4, 2.5))
+    shapes.append(Words(LEFT + 6, y - 10, noise_words, _MUTED, 12.0))
     if plot.max_kld > 0:
-        levels.append((plot.max_kld, f"limit {plot.max_kld:g}", _LIMIT, 6.0))
-    for kld, words, colour, dash in levels:
-        y = axes.y(kld)
-        shapes.append(Line(((LEFT, y), (axes.right, y)), colour, 1.4, dash))
-        shapes.append(Words(axes.right - 4, y - 10, words, colour, 12.0, "end"))
+        y = axes.y(plot.max_kld)
+        shapes.append(Line(((LEFT, y), (axes.right, y)), _LIMIT, 1.4, 6.0))
+        shapes.append(Words(axes.right - 4, y - 10, f"limit {plot.max_kld:g}", _LIMIT, 12.0, "end"))
     return shapes
 
 
