@@ -20,6 +20,7 @@ from kvfolio.engine import logits as logits_of
 from kvfolio.engine.candidate import Candidate, parse_candidates
 from kvfolio.engine.check import CheckOptions, check
 from kvfolio.engine.english import english_ids
+from kvfolio.engine.loaded import load_model
 from kvfolio.engine.records import Records
 
 TOKENS, SKIP, CHUNK = 260, 64, 48
@@ -220,6 +221,12 @@ def test_a_needle_that_no_context_holds_is_refused(served_model: Callable[[str],
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(OptionError, match="--no-needle"):
         check(tmp_path, options("int8", tokens=120, needle_tokens=10))
+
+
+def test_a_cache_that_cannot_hold_the_text_is_no_bad_format(folder: Path) -> None:
+    loaded = load_model(folder, "f32")
+    with pytest.raises(BudgetError, match="304 prompt tokens .* need"):
+        logits_of.text_logits(loaded, list(range(3, 64)) * 5, lambda *_: None, kv_memory="64KiB")
 
 
 def test_a_disk_without_room_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -51,10 +51,15 @@ def text_logits(loaded: LoadedModel, token_ids: Sequence[int], on_logits: OnLogi
     """Hand ``on_logits`` the logits at every position of a text but its last, which no token follows.
 
     The text is one request of an LLM with ``options``: scheduled in chunks of max_step_tokens, its blocks sealed.
+    Raises BudgetError if its cache cannot hold the text, and whatever ``on_logits`` does.
     """
     observed = replace(loaded, network=ObservedNetwork(loaded.network, on_logits))
     llm = LLM(observed, dtype=loaded.dtype, device=str(loaded.device), prefix_cache=False, max_running=1, **options)
-    llm.generate([token_ids[:-1]], SamplingParams(max_tokens=1, ignore_eos=True))
+    prompt, params = tuple(token_ids[:-1]), SamplingParams(max_tokens=1, ignore_eos=True)
+    reason = llm.engine.refusal(prompt, params)
+    if reason is not None:
+        raise BudgetError(reason)
+    llm.generate([prompt], params)
 
 
 class LogitsFile:
