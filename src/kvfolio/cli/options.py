@@ -60,13 +60,20 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
-def load(model: str | None, **options: Any) -> "LLM":
+@contextmanager
+def needs_torch() -> Iterator[None]:
+    """Around imports of the engine: says how to install what they lack."""
     try:
-        from kvfolio.engine.llm import LLM
+        yield
     except ModuleNotFoundError as error:
         raise OptionError(
             f"running a model needs {error.name}, which is not installed: pip install 'kvfolio[run]'"
         ) from error
+
+
+def load(model: str | None, **options: Any) -> "LLM":
+    with needs_torch():
+        from kvfolio.engine.llm import LLM
 
     with _progress() as on_progress:
         return LLM(model, on_progress=on_progress, **options)

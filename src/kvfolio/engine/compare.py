@@ -4,8 +4,8 @@ Without a cache every token is a request of its own over the whole text so far. 
 """
 
 from dataclasses import dataclass
-from pydoc_data import topics
 
+from kvfolio.engine.english import english_ids
 from kvfolio.engine.llm import LLM
 from kvfolio.engine.params import CacheParams, SamplingParams
 from kvfolio.errors import OptionError
@@ -64,7 +64,7 @@ def compare(llm: LLM, prompt_tokens: int, tokens: int) -> Comparison:
             f"compare needs at least 1 prompt token and 2 decoded ones, not {prompt_tokens} and {tokens}: "
             "the first token comes out of the prompt's pass, the cache serves those behind it"
         )
-    prompt = _english(llm, prompt_tokens)
+    prompt = english_ids(llm.tokenizer, prompt_tokens)
     _one_token(llm, prompt)  # warm-up: pages and threads
     cached = llm.generate([prompt], SamplingParams(max_tokens=tokens, ignore_eos=True, logprobs=2), COLD)[0]
     uncached_ids = [cached.token_ids[0]]
@@ -89,16 +89,6 @@ def compare(llm: LLM, prompt_tokens: int, tokens: int) -> Comparison:
         flops,
         *textbook,
     )
-
-
-def _english(llm: LLM, num_tokens: int) -> list[int]:
-    """Exactly ``num_tokens`` token ids of the language reference that ships with Python."""
-    ids: list[int] = []
-    for name in sorted(topics.topics):
-        ids.extend(llm.tokenizer.encode(topics.topics[name]))
-        if len(ids) >= num_tokens:
-            return ids[:num_tokens]
-    raise OptionError(f"the built-in text has {len(ids):,} tokens, {num_tokens:,} were asked for")
 
 
 def _one_token(llm: LLM, ids: list[int]) -> tuple[int, float]:

@@ -19,15 +19,14 @@ from kvfolio.engine.answer import Answer, Completion, Piece
 from kvfolio.engine.engine import Engine, Output, Snapshot
 from kvfolio.engine.explain import Explanation, explain
 from kvfolio.engine.fingerprint import model_fingerprint
+from kvfolio.engine.loaded import LoadedModel, find_source, read_weights, resolve_dtype
 from kvfolio.engine.machine import check_swap_memory, choose_ops, find_device, machine_costs, usable_kv_memory
 from kvfolio.engine.params import CacheParams, Retention, SamplingParams, check_int, each, refusal
 from kvfolio.engine.runner import Runner
 from kvfolio.engine.sequence import TextSequence, checked_ids
-from kvfolio.engine.text import StopMatcher, TextStream, Tokenizer
+from kvfolio.engine.text import StopMatcher, TextStream
 from kvfolio.errors import BudgetError, OptionError, RequestError
-from kvfolio.kernels.codec import TORCH_DTYPES
-from kvfolio.models.build import build_model
-from kvfolio.models.weights import Progress, open_weights
+from kvfolio.models.weights import Progress
 from kvfolio.planner.compute import weight_bytes
 from kvfolio.planner.memory import (
     BLOCK_TOKENS_ALLOWED,
@@ -40,7 +39,7 @@ from kvfolio.sched.request import RequestId
 from kvfolio.sched.scheduler import Scheduler
 from kvfolio.spec.layout import CacheLayout
 from kvfolio.spec.model import RunnableSpec
-from kvfolio.spec.source import ModelSource, find_default_model, open_model
+from kvfolio.spec.source import ModelSource
 from kvfolio.store.pools import CacheStore
 from kvfolio.store.view import StoreViews
 from kvfolio.units import parse_bytes
@@ -100,31 +99,33 @@ class LLMOptions:
 class LLM:
     """A language model on a paged cache.
 
-    ``model``: a Hugging Face folder or GGUF file; None is the embedded SmolLM2. Further arguments: see LLMOptions.
+    ``model``: a Hugging Face folder or GGUF file; None is the embedded SmolLM2; or one that is loaded already, whose
+    dtype and device the options have to name. Further arguments: see LLMOptions.
     Raises errors of kvfolio.errors for anything that cannot be loaded, sized or served.
     """
 
-    def __init__(self, model: str | Path | None = None, on_progress: Progress | None = None, **options: object) -> None:
+    def __init__(
+        self, model: str | Path | LoadedModel | None = None, on_progress: Progress | None = None, **options: object
+    ) -> None:
         started = time.monotonic()
         try:
             self.options = LLMOptions(**options)  # type: ignore[arg-type]
         except TypeError as error:
             raise OptionError(f"{error}; known: {', '.join(LLMOptions.__dataclass_fields__)}") from error
-        if model is not None and not isinstance(model, str | Path):
-            raise refusal("model", model, "the path of a folder or GGUF file")
+        loaded = model if isinstance(model, LoadedModel) else None
         if self.options.threads is not None:
             torch.set_num_threads(self.options.threads)
-        source = open_model(model if model is not None else find_default_model())
+        source = model.source if isinstance(model, LoadedModel) else find_source(model)
         self.spec: RunnableSpec = source.spec
-        self.dtype = self.options.dtype if self.options.dtype != "auto" else self.spec.dtype
-        if self.dtype not in ("f32", "bf16", "f16"):
-            raise OptionError(f"dtype is {self.dtype!r}; accepted: f32, bf16, f16, auto")
+        self.dtype = resolve_dtype(self.options.dtype, self.spec)
         self.device = device = find_device(self.options.device)
+        if loaded:
+            loaded.check(self.dtype, device)
         self.threads = torch.get_num_threads()
         ops = choose_ops(device, self.options.deterministic)
         self.ops_name = ops.name
         kv_memory = None if self.options.kv_memory is None else parse_bytes(self.options.kv_memory)
-        weights = weight_bytes(self.spec, self.dtype)
+        weights = 0 if loaded else weight_bytes(self.spec, self.dtype)  # still to be put into memory
         cache_options = CacheOptions(
             kv_memory=usable_kv_memory(kv_memory, weights, device),
             block_tokens=self.options.block_tokens,
@@ -142,8 +143,8 @@ class LLM:
             self.options.max_preemptions,
         )
         host = self._host_layout(cache_options, weights)
-        self.tokenizer = Tokenizer.load(source.path)
-        network = build_model(self.spec, open_weights(source, TORCH_DTYPES[self.dtype], device, on_progress))
+        loaded = loaded or read_weights(source, self.dtype, device, on_progress)
+        self.tokenizer = loaded.tokenizer
         store = CacheStore(self.layout, device, host)
         views = StoreViews(store, self.spec.network.num_q_heads, ops)
         is_weighed = self.options.eviction == "gdsf" or (host is not None and self.options.preemption == "auto")
@@ -153,7 +154,7 @@ class LLM:
             self.spec,
             Scheduler(ledger, scheduling),
             store,
-            Runner(network, ops, views, device),
+            Runner(loaded.network, ops, views, device),
             fingerprint=self._fingerprint(source, ops.name) if self.options.prefix_cache else None,
         )
         self._answers: dict[RequestId, Answer] = {}

@@ -4,11 +4,9 @@ Knows nothing of formulas: ``grids`` counts, ``figures`` names the plots, ``file
 style. Whatever a user or a file may have named is escaped here.
 """
 
-import contextlib
 import dataclasses
 import html
 import json
-import os
 import re
 import shlex
 from collections.abc import Iterable, Sequence
@@ -18,6 +16,7 @@ from kvfolio.errors import OptionError
 from kvfolio.planner.options import DEFAULT_UTILISATION, PlanOptions, changed_arguments
 from kvfolio.planner.page.figures import PLOTS, Plot, plotly_script
 from kvfolio.planner.page.grids import DeviceRow, make_grid
+from kvfolio.planner.page.written import write_file
 from kvfolio.planner.report import LayerReport, Plan, make_plan
 from kvfolio.planner.words import KIND_WORDS
 from kvfolio.spec.model import ModelSpec
@@ -54,28 +53,7 @@ def write_page(
     Raises OptionError for pipeline stages, weights that are not known, options at odds with a model, a missing plotly
     and a file that cannot be written.
     """
-    text = page_text(specs, options, sources, version)
-    try:
-        target = path.resolve()
-        if target.exists() and not target.is_file():  # a folder is refused; a pipe or /dev/null is not to be replaced
-            target.write_text(text, encoding="utf-8", errors="backslashreplace")
-        else:
-            _write_whole(text, target)
-    except (OSError, ValueError, RuntimeError) as error:  # ValueError: a NUL in the name; RuntimeError: a ring of links
-        reason = getattr(error, "strerror", None) or str(error)
-        raise OptionError(
-            f"{path} cannot be written: {reason}; give a file in a folder that you may write to"
-        ) from error
-
-
-def _write_whole(text: str, target: Path) -> None:
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8", errors="backslashreplace")
-        partial.replace(target)
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
+    write_file(page_text(specs, options, sources, version), path)
 
 
 def page_text(
