@@ -225,7 +225,7 @@ def test_a_needle_that_no_context_holds_is_refused(served_model: Callable[[str],
 
 def test_a_cache_that_cannot_hold_the_text_is_no_bad_format(folder: Path) -> None:
     loaded = load_model(folder, "f32")
-    with pytest.raises(BudgetError, match="304 prompt tokens .* need"):
+    with pytest.raises(BudgetError, match=r"304 prompt tokens .* need"):
         logits_of.text_logits(loaded, list(range(3, 64)) * 5, lambda *_: None, kv_memory="64KiB")
 
 
