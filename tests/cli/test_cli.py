@@ -124,7 +124,7 @@ MISTAKES = {
         ["run", "{model}", "--prompt", "x", "--max-tokens", "400", "--kv-memory", "40KiB", "--block-tokens", "4"],
         "kv_memory",
     ),
-    "an unknown format": (["run", "{model}", "--prompt", "x", "--kv-format", "int3"], "int3"),
+    "an unknown format": (["run", "{model}", "--prompt", "x", "--kv-format", "int7"], "int7"),
     "an odd block size": (["run", "{model}", "--prompt", "x", "--block-tokens", "17"], "17"),
     "a device that is not there": (["run", "{model}", "--prompt", "x", "--device", "warp"], "warp"),
     "two kinds of prompts": (["run", "{model}", "--prompt", "x", "--prompts", "y"], "not both"),

@@ -23,7 +23,11 @@ KvMemory = Annotated[
     typer.Option(help="Memory for the cache: 512MiB, 1GiB, 2GB. Left out: 1GiB, or less on a small machine."),
 ]
 KvFormat = Annotated[
-    str, typer.Option(help="How the cache is stored: auto (as computed), f32, bf16, f16, int8, or K/V.")
+    str,
+    typer.Option(
+        help="How the cache is stored: auto (as computed), f32, bf16, f16, fp8, fp8-scaled, fp8-e5m2, int8, int6 … "
+        "int2, K/V, or short k8v4. kvfolio check measures what each costs."
+    ),
 ]
 KvLayers = Annotated[
     str, typer.Option(help="Layers stored otherwise, counted from 0: 0-1=bf16,29=int8. exact: as computed.")

@@ -33,7 +33,7 @@ Pipeline = Annotated[int, typer.Option(help="Pipeline stages, each on --devices 
 PlannedFormat = Annotated[
     str,
     typer.Option(
-        help="auto (16 bits), f32, bf16, f16, fp8, fp8-scaled, fp8-mla, int8, int6, int4, int4-g64, k8v4, K/V."
+        help="auto (16 bits), f32, bf16, f16, fp8, fp8-scaled, fp8-mla, int8, int6 … int2, int4-g64, k8v4, K/V."
     ),
 ]
 WeightsBytes = Annotated[str | None, typer.Option(help="Bytes of all weights instead of the published: 16.06GB.")]

@@ -12,7 +12,7 @@ from kvfolio.planner.memory import CacheOptions, plan_cache
 from kvfolio.spec.layout import CacheLayout, GroupLayout
 from kvfolio.spec.model import RunnableSpec
 
-DEFAULT_FORMATS = ("bf16", "int8", "bf16/int8", "int8/bf16")
+DEFAULT_FORMATS = ("bf16", "fp8", "int8", "k8v4", "int6", "k6v4", "int5", "int4", "k5v3", "k4v3", "int3")
 ENOUGH = 1 << 60  # bytes of kv_memory for a layout that is only counted
 
 
@@ -20,11 +20,13 @@ ENOUGH = 1 << 60  # bytes of kv_memory for a layout that is only counted
 class Candidate:
     """One way to store a cache. Fields are options of LLM and of CacheOptions under the same names; None: theirs.
 
-    A field that is added here can be typed at once: ``int4@sink_blocks=1``.
+    A field that is added here can be typed at once.
     """
 
     kv_format: str
     block_tokens: int | None = None
+    kv_layers: str | None = None
+    sink_blocks: int | None = None
 
     @property
     def name(self) -> str:
@@ -53,7 +55,7 @@ EXACT = Candidate("f32")  # the cache of the reference, which computes in f32
 
 
 def parse_candidates(text: str) -> tuple[Candidate, ...]:
-    """Candidates as typed, a comma between them: ``int8,bf16/int8,int8@64``.
+    """Candidates as typed, a comma between them: ``int8,bf16/int8,int4@128,int4@sink_blocks=1``.
 
     Behind the format @ and its block_tokens, or @NAME=VALUE for any option of Candidate (+ stands for a comma in it).
     Raises OptionError for what cannot be read or is there twice; whether there is such a format the layout knows.
@@ -102,7 +104,7 @@ def stored_size(candidate: Candidate, spec: RunnableSpec, num_tokens: int) -> St
     """
     layout = candidate.layout(spec, spec.dtype, ENOUGH)
     num_bytes = layout.bytes_held(num_tokens) + sum(group.open_block_bytes for group in layout.groups)
-    numbers = sum(_numbers_held(group, num_tokens) for group in layout.groups)
+    numbers = sum(_numbers_held(group, num_tokens) for group in layout.groups if not group.is_sinks)
     return StoredSize(num_bytes, 8 * num_bytes / numbers, layout.bytes_per_token, layout.block_tokens)
 
 
