@@ -34,7 +34,8 @@ def find_cold(served_model: Callable[[str], TinyModel]) -> Callable[[Setting, in
 def open_warm(open_llm: OpenLLM, find_cold: Callable[[Setting, int], Cold]) -> OpenWarm:
     """Opens a model of a setting, beside its cold run; ``rows``: a pool of so many blocks in each group."""
 
-    def open_one(setting: Setting, block_tokens: int = 4, rows: int | None = None, **options: object) -> Warm:
+    def open_one(setting: Setting, block_tokens: int | None = None, rows: int | None = None, **options: object) -> Warm:
+        block_tokens = block_tokens or setting.block_tokens
         options = {
             "kv_memory": "2MiB",
             "deterministic": True,

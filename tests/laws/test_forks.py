@@ -90,7 +90,7 @@ def test_a_text_that_grows_forks_and_rolls_back_answers_as_cold_runs(setting: Se
 def test_a_rollback_behind_a_window_whose_blocks_are_gone_computes_them_again(
     setting: Setting, open_warm: OpenWarm
 ) -> None:  # WO-05
-    warm = open_warm(setting, rows=24)
+    warm = open_warm(setting, rows=96 // setting.block_tokens)
     text = warm.llm.sequence(some_tokens(60, seed=93))
     text.generate(greedy(8))
     whole = text.token_ids

@@ -18,7 +18,7 @@ every_setting = pytest.mark.parametrize("setting", SETTINGS, ids=spelled)
 few_settings = pytest.mark.parametrize("setting", FEW, ids=spelled)
 every_setting_and_size = pytest.mark.parametrize(
     ("setting", "block_tokens"),
-    [*((setting, 4) for setting in SETTINGS), *((setting, 16) for setting in FEW)],
+    [*((setting, setting.block_tokens) for setting in SETTINGS), *((setting, 16) for setting in FEW)],
     ids=lambda given: spelled(given) if isinstance(given, Setting) else str(given),
 )
 few_settings_of_both_sizes = pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_requests_that_share_and_run_dry_resume_with_the_same_bits(
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 @pytest.mark.parametrize(
     ("setting", "block_tokens"),
-    [*((setting, 4) for setting in SETTINGS), *((setting, 16) for setting in FEW[:2])],
+    [*((setting, setting.block_tokens) for setting in SETTINGS), *((setting, 16) for setting in FEW[:2])],
     ids=lambda given: spelled(given) if isinstance(given, Setting) else str(given),
 )
 def test_requests_preempted_at_any_time_resume_with_the_same_bits(

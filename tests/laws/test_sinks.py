@@ -23,10 +23,8 @@ CASES = [
         Setting("gemma3", "f32", "int8", OTHERS_EXACT),
     ),
 ]
-BLIND = pytest.mark.xfail(strict=True, reason="the kernels do not read sinks yet")
 
 
-@BLIND
 @pytest.mark.parametrize(("sinks", "exact", "lossy"), CASES, ids=lambda setting: spelled(setting))
 def test_a_text_that_lies_in_its_sinks_is_read_exactly(
     sinks: Setting, exact: Setting, lossy: Setting, open_warm: OpenWarm
@@ -39,7 +37,6 @@ def test_a_text_that_lies_in_its_sinks_is_read_exactly(
         assert (coded - other).abs().max() > 1e-3
 
 
-@BLIND
 @pytest.mark.parametrize(("sinks", "exact", "lossy"), CASES, ids=lambda setting: spelled(setting))
 def test_behind_the_sinks_a_text_is_read_as_stored_and_its_sinks_still_exactly(
     sinks: Setting, exact: Setting, lossy: Setting, open_warm: OpenWarm

@@ -17,6 +17,7 @@ from kvfolio import LLM, SamplingParams
 from kvfolio.engine.answer import Completion
 from kvfolio.engine.params import CacheParams
 from kvfolio.sched.scheduler import _Draft
+from kvfolio.spec.formats import PACK, find_cache_format
 
 Prompt = Sequence[int]
 
@@ -65,6 +66,14 @@ class Setting(NamedTuple):
         return {name: value for name, value in self._asdict().items() if name != "name"}
 
     @property
+    def block_tokens(self) -> int:
+        """Of the smallest blocks that can be stored so."""
+        if self.kv_format == "auto":
+            return 4
+        fmt = find_cache_format(self.kv_format)
+        return PACK if fmt.k.is_packed or fmt.v.is_packed else 4
+
+    @property
     def is_lossless(self) -> bool:
         return self.kv_format == "auto" and not self.kv_layers
 
@@ -81,11 +90,19 @@ SETTINGS = [
     Setting("mistral", "f32", "bf16/int8"),
     Setting("gemma3", "f32", "int8", "2=exact,5-6=bf16"),  # two groups with windows, two without
     Setting("llama", "bf16", "auto", "1=int8"),
+    Setting("llama", "f32", "fp8-scaled"),
+    Setting("gpt2", "bf16", "fp8/fp8-e5m2"),
+    Setting("llama", "bf16", "int4"),
+    Setting("gemma3", "f32", "k8v4"),
+    Setting("mistral", "bf16", "int6"),
+    Setting("gpt2", "f32", "int5/int2"),
+    Setting("gemma3", "bf16", "int3-rotated/int4-token"),
 ]
 SINKS = [
     Setting("llama", "f32", "int8", sink_blocks=1),
     Setting("gemma3", "bf16", "int8", sink_blocks=2),
     Setting("gemma3", "f32", "int8", "2=exact,5-6=bf16", sink_blocks=1),  # in one group of four
+    Setting("llama", "bf16", "int4", sink_blocks=1),
 ]
 SETTINGS += SINKS
 FEW = [SETTINGS[0], SETTINGS[1], SETTINGS[2], SETTINGS[7]]
