@@ -95,7 +95,7 @@ def test_a_rollback_behind_a_window_whose_blocks_are_gone_computes_them_again(
     text.generate(greedy(8))
     whole = text.token_ids
     for index in range(6):  # others take the memory of what the window has left behind
-        warm.ask([some_tokens(30, seed=94 + index)], greedy(2))
+        warm.ask([some_tokens(30 if setting.block_tokens == 4 else 75, seed=94 + index)], greedy(2))
     assert warm.llm.snapshot().usage.num_evicted > 0
     for k in (1, 2, 5, 8, 10, 40):
         fork = text.fork()[0]
