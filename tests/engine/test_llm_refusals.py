@@ -29,7 +29,13 @@ FindModel = Callable[[str], TinyModel]
         ({"threads": 0}, OptionError, "threads is 0; accepted: a whole number, 1 to 1024"),
         ({"threads": 10**9}, OptionError, "threads is 1000000000"),  # the OpenMP runtime would end the process
         ({"threads": "2"}, OptionError, "threads is '2'"),
-        ({"kv_format": "int3"}, KvfolioError, "unknown format 'int3'; known: f32, bf16, f16, int8"),
+        ({"kv_format": "int7"}, KvfolioError, "unknown format 'int7' of keys; known: f32, bf16, f16, fp8, fp8-scaled"),
+        ({"kv_format": "int8/int4-channel"}, KvfolioError, "unknown format 'int4-channel' of values"),
+        (
+            {"kv_format": "k8v4", "block_tokens": 8},
+            KvfolioError,
+            "block_tokens is 8; int4 packs 16 tokens: at least 16",
+        ),
         ({"kv_format": "bf16/"}, KvfolioError, "unknown format ''"),
         ({"kv_format": 8}, OptionError, "kv_format is 8"),
         ({"block_tokens": 5}, OptionError, r"block_tokens is 5; accepted: \(4, 8, 16"),

@@ -3,11 +3,13 @@
 Knows nothing of models beyond the bytes of their weights.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from kvfolio import LLM
 from kvfolio.engine import machine
 from kvfolio.errors import BudgetError
 from kvfolio.store.host_memory import available_bytes
@@ -93,3 +95,15 @@ def test_a_host_pool_lies_beside_weights_and_cache_on_a_cpu_and_alone_beside_a_g
         machine.check_swap_memory(5 * GIB + GIB // 2, CPU, 3 * GIB)
     with pytest.raises(BudgetError, match=r"at most 8.00 GiB"):
         machine.check_swap_memory(9 * GIB, GPU, 0)
+
+
+@pytest.mark.parametrize(
+    ("kv_format", "largest"), [("fp8", "448"), ("int8/fp8-e5m2", "57,344"), ("fp8-scaled", None), ("int4", None)]
+)
+def test_a_cache_without_scales_is_said_once(
+    kv_format: str, largest: str | None, open_llm: Callable[..., LLM], caplog: pytest.LogCaptureFixture
+) -> None:  # QC-04
+    open_llm("llama", kv_format=kv_format)
+    told = [record.getMessage() for record in caplog.records if "without scales" in record.getMessage()]
+    assert len(told) == (0 if largest is None else 1)
+    assert all(f"beyond ±{largest} become that" in message for message in told)

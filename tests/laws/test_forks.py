@@ -75,7 +75,7 @@ def test_a_text_that_grows_forks_and_rolls_back_answers_as_cold_runs(setting: Se
     right.rollback(5)
     generate(right, 12)
     generate(trunk, 3)
-    for k in (1, 2, 5, 8, 10, 17):  # WO-05: also behind windows of 16 that have passed
+    for k in (1, 2, 5, 8, 10, 17):  # WO-05, QC-08: also behind windows of 16 that have passed
         fork = trunk.fork()[0]
         fork.rollback(k)
         generate(fork, 4)
@@ -89,7 +89,7 @@ def test_a_text_that_grows_forks_and_rolls_back_answers_as_cold_runs(setting: Se
 @pytest.mark.parametrize("setting", [one for one in SETTINGS if one.name in ("gemma3", "mistral")], ids=spelled)
 def test_a_rollback_behind_a_window_whose_blocks_are_gone_computes_them_again(
     setting: Setting, open_warm: OpenWarm
-) -> None:  # WO-05
+) -> None:  # WO-05, QC-08
     warm = open_warm(setting, rows=96 // setting.block_tokens)
     text = warm.llm.sequence(some_tokens(60, seed=93))
     text.generate(greedy(8))

@@ -212,6 +212,17 @@ def test_a_tensor_that_the_network_does_not_use_is_refused_not_ignored(tiny_mode
     assert "_proj.bias" in message
 
 
+@pytest.mark.parametrize("scale", [0.04, 0.0, -1.0, float("nan"), float("inf")])
+def test_scales_for_another_engines_cache_are_refused_by_name(
+    scale: float, tiny_model: TinyModels, tmp_path: Path
+) -> None:  # QC-04: ours are computed from what is stored, so none can be lost; and none is ignored
+    def calibrate(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["model.layers.1.self_attn.k_scale"] = torch.tensor(scale)
+
+    message = refusal(lambda: built(rewritten(tiny_model("llama"), tmp_path, calibrate)))
+    assert "model.layers.1.self_attn.k_scale" in message
+
+
 def test_a_tensor_in_an_unknown_number_format_is_refused_by_name(tiny_model: TinyModels, tmp_path: Path) -> None:
     def quantise(tensors: dict[str, torch.Tensor]) -> None:
         tensors[DOWN] = tensors[DOWN].to(torch.float8_e4m3fn)

@@ -20,7 +20,14 @@ from kvfolio.engine.engine import Engine, Output, Snapshot
 from kvfolio.engine.explain import Explanation, explain
 from kvfolio.engine.fingerprint import model_fingerprint
 from kvfolio.engine.loaded import LoadedModel, find_source, read_weights, resolve_dtype
-from kvfolio.engine.machine import check_swap_memory, choose_ops, find_device, machine_costs, usable_kv_memory
+from kvfolio.engine.machine import (
+    check_swap_memory,
+    choose_ops,
+    find_device,
+    machine_costs,
+    tell_unscaled,
+    usable_kv_memory,
+)
 from kvfolio.engine.params import CacheParams, Retention, SamplingParams, check_int, each, refusal
 from kvfolio.engine.runner import Runner
 from kvfolio.engine.sequence import TextSequence, checked_ids
@@ -136,6 +143,7 @@ class LLM:
             sink_blocks=self.options.sink_blocks,
         )
         self.layout = plan_cache(self.spec, self.dtype, cache_options)
+        tell_unscaled(self.layout)
         scheduling = SchedulerOptions(
             self.spec.max_context,
             self.options.max_step_tokens,

@@ -9,9 +9,12 @@ import torch
 
 from kvfolio.cache.costs import MachineCosts
 from kvfolio.errors import BudgetError, OptionError
+from kvfolio.kernels.codec import LARGEST_FP8, STORED_DTYPES
 from kvfolio.kernels.profile import copy_and_product_rates
 from kvfolio.kernels.reference import ReferenceOps
 from kvfolio.planner.compute import attention_flops, weight_flops
+from kvfolio.spec.formats import FP8, FP8_E5M2
+from kvfolio.spec.layout import CacheLayout
 from kvfolio.spec.model import RunnableSpec
 from kvfolio.store.host_memory import available_bytes
 from kvfolio.units import format_bytes
@@ -48,6 +51,19 @@ def choose_ops(device: torch.device, deterministic: bool) -> "NativeOps | Refere
         logger.warning("the C++ kernels are not installed (%s): computing with torch, slower", _native_error)
         return ReferenceOps(deterministic)
     return NativeOps(torch.get_num_threads(), deterministic)
+
+
+def tell_unscaled(layout: CacheLayout) -> None:
+    """Say once that fp8 has no scales (QC-04): a scale that is forgotten looks like a bad model."""
+    names = {fmt.name for group in layout.groups for fmt in (group.fmt.k, group.fmt.v)}
+    for fmt in (FP8, FP8_E5M2):
+        if fmt.name in names:
+            logger.warning(
+                "%s stores numbers as they are, without scales: those beyond ±%s become that; fp8-scaled has a scale "
+                "for each vector, int8 loses less in as many bytes",
+                fmt.name,
+                f"{LARGEST_FP8[STORED_DTYPES[fmt.name]]:,.0f}",
+            )
 
 
 def free_bytes(device: torch.device) -> int | None:

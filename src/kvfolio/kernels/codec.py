@@ -22,7 +22,7 @@ STORED_DTYPES = TORCH_DTYPES | {
     "fp8-e5m2": torch.float8_e5m2,
 }
 """What a number is stored as, in formats of whole bytes."""
-_LARGEST_FP8 = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
+LARGEST_FP8 = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
 _FP8_STEPS = 256.0  # what the largest number of a scaled fp8 vector becomes: a power of two, so that it stays exact
 _PLANES = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2)}  # bits of a code, low ones first
 
@@ -135,7 +135,7 @@ def _to_bf16(x: Tensor) -> Tensor:
 
 
 def _to_fp8(values: Tensor, dtype: torch.dtype) -> Tensor:
-    largest = _LARGEST_FP8[dtype]
+    largest = LARGEST_FP8[dtype]
     return torch.where(values.isfinite(), values.clamp(-largest, largest), torch.nan).to(dtype)
 
 
