@@ -185,6 +185,14 @@ def test_an_interrupted_check_goes_on_where_it_was(folder: Path, tmp_path: Path,
     assert all(row.quality is not None for row in result.rows)
 
 
+def test_a_measurement_that_somebody_changed_is_named(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "check.jsonl"
+    check(folder, options("int8"), Records(path))
+    path.write_text(path.read_text().replace('"mean_kld"', '"mean"'))
+    with pytest.raises(OptionError, match="a measurement of Quality is not whole"):
+        check(folder, options("int8"), Records(path))
+
+
 # ---- what cannot be -------------------------------------------------------------------------------------------------
 
 

@@ -49,7 +49,9 @@ def check(
     needle_tokens: Annotated[int, typer.Option(help="Tokens of the text around that number, at most.")] = 2000,
     speed: Annotated[bool, typer.Option("--speed/--no-speed", help="Measure decoding at the end of the text.")] = True,
     html: Annotated[Path | None, typer.Option(help="Write a page with plot and table to this file.")] = None,
-    png: Annotated[Path | None, typer.Option(help="Write the plot to this file (needs Pillow: kvfolio[plot]).")] = None,
+    png: Annotated[
+        Path | None, typer.Option(help="Write the plot to this file (needs Pillow: the extra plot).")
+    ] = None,
     resume: Annotated[
         Path | None, typer.Option(help="Keep each finished measurement in this file, and take those that it has.")
     ] = None,

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ from kvfolio.planner.compute import weight_bytes
 from kvfolio.spec.model import RunnableSpec
 
 logger = logging.getLogger("kvfolio")
+_Result = TypeVar("_Result", Quality, Recall, DecodeSpeed)
 
 DEFAULT_TOKENS = 4096
 DEFAULT_SKIP = 128
@@ -238,8 +239,9 @@ class _Session:
         own += [self._recall_key(one) for one in self._asked()] + [self._speed_key(one) for one in self._timed()]
         if len(self._records) and not any(self._records.has(key) for key in own):
             logger.warning(
-                "none of the %d measurements in the file is of this model, text and settings: they stay, unused",
+                "none of the %d measurements in %s is of this model, text and settings: they stay, unused",
                 len(self._records),
+                self._records.path,
             )
 
     # ---- measuring ---------------------------------------------------------------------------------------------------
@@ -326,7 +328,7 @@ class _Session:
         options = self.options
         exact_recall = self._recall(self._exact)
         reference = Row("f32 (exact)", "f32", self._sizes[0], None, exact_recall, None, None, None)
-        noise = self._records.find(self._quality_key(self._exact, options.noise_chunk))
+        noise = self._records.find(self._quality_key(self._exact, options.noise_chunk)) or {}
         return Check(
             self.spec.name,
             self.spec.dtype,
@@ -337,7 +339,7 @@ class _Session:
             options.max_kld,
             max((len(one.prompt) for one in self._haystacks), default=None),
             reference,
-            Quality(**noise),
+            _restored(Quality, noise),
             tuple(
                 self._row(typed, candidate, size, exact_recall)
                 for typed, candidate, size in zip(options.candidates, self._candidates, self._sizes[1:], strict=True)
@@ -345,7 +347,7 @@ class _Session:
         )
 
     def _row(self, typed: Candidate, candidate: Candidate, size: StoredSize, exact: Recall | None) -> Row:
-        found = self._records.find(self._quality_key(candidate, self.options.chunk))
+        found = self._records.find(self._quality_key(candidate, self.options.chunk)) or {}
         failure = found.get("failure")
         recalled = self._recall(candidate)
         speed = self._records.find(self._speed_key(candidate)) if self.options.speed_tokens else None
@@ -353,19 +355,28 @@ class _Session:
             typed.name,
             candidate.kv_format,
             size,
-            Quality(**found) if failure is None else None,
+            _restored(Quality, found) if failure is None else None,
             recalled,
             recalled.num_like(exact) if recalled is not None and exact is not None else None,
-            DecodeSpeed(**speed) if speed is not None else None,
+            _restored(DecodeSpeed, speed) if speed is not None else None,
             failure,
         )
 
     def _recall(self, candidate: Candidate) -> Recall | None:
         found = self._records.find(self._recall_key(candidate)) if self._haystacks else None
-        return None if found is None else Recall(tuple(found["answers"]), tuple(found["found"]))
+        return None if found is None else _restored(Recall, found)
 
 
-# ---- the text -----------------------------------------------------------------------------------------
+def _restored(kind: type[_Result], found: dict[str, Any]) -> _Result:
+    """A result out of a record."""
+    fields: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in found.items()}
+    try:
+        return kind(**fields)
+    except TypeError as error:
+        raise OptionError(f"a measurement of {kind.__name__} is not whole ({error}): take its line out") from error
+
+
+# ---- the text -------------------------------------------------------------------------------------------------------
 
 
 def _text_ids(tokenizer: Tokenizer, options: CheckOptions, max_context: int) -> tuple[int, ...]:
