@@ -18,7 +18,8 @@ from kvfolio import LLM, BudgetError, OptionError, RequestError, SamplingParams,
 from kvfolio.engine import check as engine
 from kvfolio.engine import logits as logits_of
 from kvfolio.engine.candidate import Candidate, parse_candidates
-from kvfolio.engine.check import CheckOptions, check
+from kvfolio.engine.check import check
+from kvfolio.engine.check_options import CheckOptions
 from kvfolio.engine.english import english_ids
 from kvfolio.engine.loaded import load_model
 from kvfolio.engine.records import Records

@@ -62,23 +62,24 @@ def check(
     """What does each cache format cost in quality, on your model and text? Status 1: none is within --max-kld."""
     _check_faces(html, png)
     with needs_torch():
-        from kvfolio.engine import check as engine
         from kvfolio.engine.candidate import parse_candidates
+        from kvfolio.engine.check import check as check_formats
+        from kvfolio.engine.check_options import DEFAULT_SPEED_TOKENS, CheckOptions
         from kvfolio.engine.records import Records
-    options = engine.CheckOptions(
-        candidates=engine.CheckOptions().candidates if formats is None else parse_candidates(formats),
+    options = CheckOptions(
+        candidates=CheckOptions().candidates if formats is None else parse_candidates(formats),
         text=None if text is None else _read_text(text),
         tokens=tokens,
         max_kld=max_kld,
         skip=skip,
         chunk=chunk,
         needle_tokens=needle_tokens if needle else 0,
-        speed_tokens=engine.DEFAULT_SPEED_TOKENS if speed else 0,
+        speed_tokens=DEFAULT_SPEED_TOKENS if speed else 0,
         device=device,
         threads=threads,
     )
     with _progress(is_quiet=as_json) as on_progress:
-        result = engine.check(model, options, Records(resume), on_progress)
+        result = check_formats(model, options, Records(resume), on_progress)
     if as_json:
         print(json.dumps(_fields(result)))
     else:
