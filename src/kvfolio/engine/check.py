@@ -75,14 +75,16 @@ class _Session:
         if options.threads is not None:
             torch.set_num_threads(options.threads)
         self._loaded: LoadedModel | None = None
-        self._exact = dataclasses.replace(EXACT, block_tokens=EXACT.layout(self.spec, "f32", ENOUGH).block_tokens)
         self._tokenizer = Tokenizer.load(self._source.path)
         self._ids = _text_ids(self._tokenizer, options, self.spec.max_context)
-        self._sizes = [stored_size(one, self.spec, len(self._ids)) for one in (EXACT, *options.candidates)]
-        # What ``block_tokens=None`` means may depend on the compute dtype: it is decided once, as users would have it.
+        self._exact_size = stored_size(EXACT, self.spec, "f32", len(self._ids))
+        self._exact = dataclasses.replace(EXACT, block_tokens=self._exact_size.block_tokens)
+        # Sizes are those in the published dtype, in which users will run it. It also decides, once, what
+        # ``block_tokens=None`` means: that may depend on the dtype.
+        self._sizes = [stored_size(one, self.spec, self.spec.dtype, len(self._ids)) for one in options.candidates]
         self._candidates = [
             dataclasses.replace(candidate, block_tokens=size.block_tokens)
-            for candidate, size in zip(options.candidates, self._sizes[1:], strict=True)
+            for candidate, size in zip(options.candidates, self._sizes, strict=True)
         ]
         self._names = {one: typed.name for one, typed in zip(self._candidates, options.candidates, strict=True)}
         self._check_counts()
@@ -93,7 +95,7 @@ class _Session:
 
     def _check_counts(self) -> None:
         """Refuse now what would fail after minutes."""
-        first = max(size.block_tokens for size in self._sizes)
+        first = max(size.block_tokens for size in (self._exact_size, *self._sizes))
         if self.options.skip < first:
             raise OptionError(
                 f"skip is {self.options.skip}: with {first} block_tokens no earlier position than {first} reads a "
@@ -283,7 +285,7 @@ class _Session:
         """All rows, out of the records."""
         options = self.options
         exact_recall = self._recall(self._exact)
-        reference = Row("f32 (exact)", "f32", self._sizes[0], None, exact_recall, None, None, None)
+        reference = Row("f32 (exact)", "f32", self._exact_size, None, exact_recall, None, None, None)
         noise = self._records.find(self._quality_key(self._exact, options.noise_chunk)) or {}
         return Check(
             self.spec.name,
@@ -298,7 +300,7 @@ class _Session:
             _restored(Quality, noise),
             tuple(
                 self._row(typed, candidate, size, exact_recall)
-                for typed, candidate, size in zip(options.candidates, self._candidates, self._sizes[1:], strict=True)
+                for typed, candidate, size in zip(options.candidates, self._candidates, self._sizes, strict=True)
             ),
         )
 
