@@ -122,7 +122,7 @@ def test_what_cannot_be_done_is_one_line_and_status_2(
 
 
 def test_the_defaults_of_the_verb_are_those_of_the_engine() -> None:
-    from kvfolio.engine.check import CheckOptions
+    from kvfolio.engine.check_options import CheckOptions
 
     defaults = {name: one.default for name, one in inspect.signature(verb).parameters.items()}
     options = CheckOptions()

@@ -1,6 +1,5 @@
 """Formats as typed, and the bytes of their caches, counted by hand."""
 
-import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -41,23 +40,23 @@ def test_what_is_no_format_is_refused(typed: str, words: str) -> None:
         parse_candidates(typed)
 
 
-def test_stored_bits_count_scales_and_open_blocks_and_exact_tokens_as_published(
+def test_stored_bits_count_scales_and_open_blocks_and_exact_tokens_in_their_dtype(
     served_model: Callable[[str], TinyModel],
 ) -> None:
     spec = open_model(served_model("llama").folder).spec
     numbers = 3 * 2 * (16 + 16)  # layers, heads, key and value: of one token
     row_bytes = 3 * 2 * 2 * (16 + 4)  # int8 and an f32 scale for each vector
-    found = stored_size(Candidate("int8"), spec, 300)
+    found = stored_size(Candidate("int8"), spec, "f32", 300)
     assert found.bytes_per_token == row_bytes
     assert found.num_bytes == 288 * row_bytes + 16 * numbers * 4  # 18 sealed blocks, and an open one in f32
     assert found.bits == pytest.approx(8 * found.num_bytes / (300 * numbers))
-    published = stored_size(Candidate("int8"), dataclasses.replace(spec, dtype="bf16"), 300)
+    published = stored_size(Candidate("int8"), spec, "bf16", 300)
     assert published.num_bytes == 288 * row_bytes + 16 * numbers * 2
-    large = stored_size(Candidate("int8", 64), spec, 300)
+    large = stored_size(Candidate("int8", 64), spec, "f32", 300)
     assert (large.block_tokens, large.num_bytes) == (64, 256 * row_bytes + 64 * numbers * 4)
 
 
 def test_a_window_layer_is_counted_over_what_it_remembers(served_model: Callable[[str], TinyModel]) -> None:
     spec = open_model(served_model("mistral").folder).spec  # windows of 16 alone
-    found = stored_size(Candidate("f32"), spec, 300)
+    found = stored_size(Candidate("f32"), spec, "f32", 300)
     assert found.bits == pytest.approx(2 * 32)  # one sealed block and one open block of 16 tokens each

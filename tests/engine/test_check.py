@@ -18,7 +18,8 @@ from kvfolio import LLM, BudgetError, OptionError, RequestError, SamplingParams,
 from kvfolio.engine import check as engine
 from kvfolio.engine import logits as logits_of
 from kvfolio.engine.candidate import Candidate, parse_candidates
-from kvfolio.engine.check import CheckOptions, check
+from kvfolio.engine.check import check
+from kvfolio.engine.check_options import CheckOptions
 from kvfolio.engine.english import english_ids
 from kvfolio.engine.loaded import load_model
 from kvfolio.engine.records import Records
@@ -183,6 +184,14 @@ def test_an_interrupted_check_goes_on_where_it_was(folder: Path, tmp_path: Path,
     result = check(folder, options("int8,bf16"), Records(path))
     assert counters["text_logits"].num_calls == 6  # the reference, and bf16
     assert all(row.quality is not None for row in result.rows)
+
+
+def test_a_measurement_that_somebody_changed_is_named(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "check.jsonl"
+    check(folder, options("int8"), Records(path))
+    path.write_text(path.read_text().replace('"mean_kld"', '"mean"'))
+    with pytest.raises(OptionError, match="a measurement of Quality is not whole"):
+        check(folder, options("int8"), Records(path))
 
 
 # ---- what cannot be -------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from kvfolio import OptionError
 from kvfolio.engine.records import Records
 
 KEY = {"what": "quality", "candidate": {"kv_format": "int8"}}
+ONE, TWO, THREE = ({"top1": number} for number in (1, 2, 3))
 
 
 @pytest.fixture
@@ -30,26 +31,37 @@ def test_what_was_added_is_found_under_an_equal_key_and_no_other(path: Path) -> 
 
 def test_without_a_file_results_last_as_long_as_the_object() -> None:
     records = Records()
-    records.add(KEY, 1)
-    assert records.find(KEY) == 1
+    records.add(KEY, ONE)
+    assert records.find(KEY) == ONE
     assert Records().find(KEY) is None
 
 
 def test_a_line_that_is_cut_costs_itself_alone(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     records = Records(path)
-    records.add(KEY, 1)
-    records.add({}, 2)
+    records.add(KEY, ONE)
+    records.add({}, TWO)
     path.write_bytes(path.read_bytes()[:-9])
     records = Records(path)
     assert "line 2 is damaged" in caplog.text
-    assert (records.find(KEY), records.find({})) == (1, None)
-    records.add({}, 3)
+    assert (records.find(KEY), records.find({})) == (ONE, None)
+    records.add({}, THREE)
     again = Records(path)
-    assert (again.find(KEY), again.find({})) == (1, 3)
+    assert (again.find(KEY), again.find({})) == (ONE, THREE)
+
+
+def test_a_file_that_is_one_cut_line_is_ours_all_the_same(path: Path) -> None:
+    Records(path).add(KEY, ONE)
+    whole = path.read_bytes()
+    for num_bytes in (5, len(whole) // 2):
+        path.write_bytes(whole[:num_bytes])
+        records = Records(path)
+        assert not records.has(KEY)
+        records.add(KEY, TWO)
+        assert Records(path).find(KEY) == TWO
 
 
 def test_results_of_another_version_are_not_used(path: Path) -> None:
-    path.write_text(json.dumps({"kvfolio_check": 0, "key": KEY, "result": 1}) + "\n")
+    path.write_text(json.dumps({"kvfolio_check": 0, "key": KEY, "result": ONE}) + "\n")
     assert Records(path).find(KEY) is None
 
 
@@ -72,4 +84,4 @@ def test_a_file_that_can_no_longer_be_written_is_an_error_that_says_so(path: Pat
     path.unlink()
     path.mkdir()
     with pytest.raises(OptionError, match="cannot be written"):
-        records.add(KEY, 1)
+        records.add(KEY, ONE)

@@ -15,7 +15,7 @@ from real_models import needs_smollm2
 from served import assert_idle, greedy
 
 from kvfolio import LLM, SamplingParams
-from kvfolio.engine import llm as front_door
+from kvfolio.engine.loaded import LoadedModel, load_model
 from kvfolio.engine.params import CacheParams
 
 pytestmark = needs_smollm2
@@ -27,27 +27,17 @@ NO_REUSE = CacheParams(reuse=False)
 
 @pytest.fixture(scope="module")
 def open_smollm2() -> Iterator[OpenSmolLM2]:
-    """Opens the model; its weights and tokenizer are read once for each dtype."""
-    kept: dict[tuple[str, str], object] = {}
+    """Opens the model; its weights are read once for each dtype."""
+    loaded: dict[str, LoadedModel] = {}
     opened: list[LLM] = []
-    patch = pytest.MonkeyPatch()
-    open_weights, build_model, load = front_door.open_weights, front_door.build_model, front_door.Tokenizer.load
-
-    def keep(what: str, dtype: object, make: Callable[[], object]) -> object:
-        key = what, str(dtype)
-        if key not in kept:
-            kept[key] = make()
-        return kept[key]
 
     def open_one(dtype: str, **options: object) -> LLM:
-        patch.setattr(front_door, "open_weights", lambda *given: keep("weights", dtype, lambda: open_weights(*given)))
-        patch.setattr(front_door, "build_model", lambda *given: keep("model", dtype, lambda: build_model(*given)))
-        opened.append(LLM(dtype=dtype, **{"kv_memory": "64MiB", "debug": True, **options}))
+        if dtype not in loaded:
+            loaded[dtype] = load_model(None, dtype)
+        opened.append(LLM(loaded[dtype], dtype=dtype, **{"kv_memory": "64MiB", "debug": True, **options}))
         return opened[-1]
 
-    patch.setattr(front_door.Tokenizer, "load", lambda path: keep("tokenizer", "", lambda: load(path)))
     yield open_one
-    patch.undo()
     for llm in opened:
         assert_idle(llm)
 

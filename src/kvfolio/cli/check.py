@@ -49,7 +49,9 @@ def check(
     needle_tokens: Annotated[int, typer.Option(help="Tokens of the text around that number, at most.")] = 2000,
     speed: Annotated[bool, typer.Option("--speed/--no-speed", help="Measure decoding at the end of the text.")] = True,
     html: Annotated[Path | None, typer.Option(help="Write a page with plot and table to this file.")] = None,
-    png: Annotated[Path | None, typer.Option(help="Write the plot to this file (needs Pillow: kvfolio[plot]).")] = None,
+    png: Annotated[
+        Path | None, typer.Option(help="Write the plot to this file (needs Pillow: the extra plot).")
+    ] = None,
     resume: Annotated[
         Path | None, typer.Option(help="Keep each finished measurement in this file, and take those that it has.")
     ] = None,
@@ -60,23 +62,24 @@ def check(
     """What does each cache format cost in quality, on your model and text? Status 1: none is within --max-kld."""
     _check_faces(html, png)
     with needs_torch():
-        from kvfolio.engine import check as engine
         from kvfolio.engine.candidate import parse_candidates
+        from kvfolio.engine.check import check as check_formats
+        from kvfolio.engine.check_options import DEFAULT_SPEED_TOKENS, CheckOptions
         from kvfolio.engine.records import Records
-    options = engine.CheckOptions(
-        candidates=engine.CheckOptions().candidates if formats is None else parse_candidates(formats),
+    options = CheckOptions(
+        candidates=CheckOptions().candidates if formats is None else parse_candidates(formats),
         text=None if text is None else _read_text(text),
         tokens=tokens,
         max_kld=max_kld,
         skip=skip,
         chunk=chunk,
         needle_tokens=needle_tokens if needle else 0,
-        speed_tokens=engine.DEFAULT_SPEED_TOKENS if speed else 0,
+        speed_tokens=DEFAULT_SPEED_TOKENS if speed else 0,
         device=device,
         threads=threads,
     )
     with _progress(is_quiet=as_json) as on_progress:
-        result = engine.check(model, options, Records(resume), on_progress)
+        result = check_formats(model, options, Records(resume), on_progress)
     if as_json:
         print(json.dumps(_fields(result)))
     else:

@@ -97,12 +97,12 @@ class StoredSize:
     block_tokens: int
 
 
-def stored_size(candidate: Candidate, spec: RunnableSpec, num_tokens: int) -> StoredSize:
-    """Counted in the dtype that the model was published in, whatever is computed in: exact tokens are of that size.
+def stored_size(candidate: Candidate, spec: RunnableSpec, dtype: str, num_tokens: int) -> StoredSize:
+    """Counted for a cache whose exact tokens, those of open blocks, are of ``dtype``.
 
     A window layer remembers its window, so bits of different models can be compared.
     """
-    layout = candidate.layout(spec, spec.dtype, ENOUGH)
+    layout = candidate.layout(spec, dtype, ENOUGH)
     num_bytes = layout.bytes_held(num_tokens) + sum(group.open_block_bytes for group in layout.groups)
     numbers = sum(_numbers_held(group, num_tokens) for group in layout.groups if not group.is_sinks)
     return StoredSize(num_bytes, 8 * num_bytes / numbers, layout.bytes_per_token, layout.block_tokens)

@@ -10,15 +10,15 @@ Knows nothing of how a measurement is taken (``quality``, ``logits``, ``needle``
 import dataclasses
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from kvfolio.engine.candidate import DEFAULT_FORMATS, ENOUGH, EXACT, Candidate, StoredSize, stored_size
+from kvfolio.engine.candidate import ENOUGH, EXACT, Candidate, StoredSize, stored_size
+from kvfolio.engine.check_options import DEFAULT_TOKENS, CheckOptions
 from kvfolio.engine.checked import Check, Row
 from kvfolio.engine.english import english_ids
 from kvfolio.engine.fingerprint import model_fingerprint
@@ -27,7 +27,6 @@ from kvfolio.engine.loaded import LoadedModel, find_source, read_weights
 from kvfolio.engine.logits import LogitsFile, text_logits
 from kvfolio.engine.machine import choose_ops, find_device, usable_kv_memory
 from kvfolio.engine.needle import ANSWER_TOKENS, Haystack, Recall, make_haystacks, recall
-from kvfolio.engine.params import check_int, refusal
 from kvfolio.engine.progress import OnProgress, TokenProgress
 from kvfolio.engine.quality import Quality, QualityMeter
 from kvfolio.engine.records import Records
@@ -39,50 +38,8 @@ from kvfolio.planner.compute import weight_bytes
 from kvfolio.spec.model import RunnableSpec
 
 logger = logging.getLogger("kvfolio")
-
-DEFAULT_TOKENS = 4096
-DEFAULT_SKIP = 128
-DEFAULT_CHUNK = 512
-DEFAULT_MAX_KLD = 0.01
-DEFAULT_NEEDLE_TOKENS = 2000
 NEEDLE_DEPTHS = 5
-DEFAULT_SPEED_TOKENS = 32
-NOISE_CHUNK = 40  # the fewer rows a product has, the more its sums differ from those of a large one: 1e-11 nats
-
-
-@dataclass(frozen=True, slots=True)
-class CheckOptions:
-    """What is measured, and on what."""
-
-    candidates: tuple[Candidate, ...] = tuple(Candidate(name) for name in DEFAULT_FORMATS)
-    text: str | None = None  # None: the language reference that ships with Python
-    tokens: int | None = None  # of the text, at most; None: 4,096, or the model's context where that is shorter
-    max_kld: float = DEFAULT_MAX_KLD  # mean KL divergence that the chosen format may have, in nats
-    skip: int = DEFAULT_SKIP  # tokens before the first position that counts
-    chunk: int = DEFAULT_CHUNK  # tokens of one step
-    needle_tokens: int = DEFAULT_NEEDLE_TOKENS  # of the text around the needle; 0: recall is not measured
-    speed_tokens: int = DEFAULT_SPEED_TOKENS  # decoded behind the text; 0: speed is not measured
-    device: str = "cpu"
-    threads: int | None = None  # None: torch's own choice
-
-    def __post_init__(self) -> None:
-        if not self.candidates:
-            raise OptionError("no format to check; give one or more, such as int8")
-        if self.text is not None and not self.text.strip():
-            raise OptionError("the text is empty; give some, or none for the one that ships with Python")
-        if self.tokens is not None:
-            check_int("tokens", self.tokens, 2, 2**40, "2 or more, and more than skip")
-        check_int("skip", self.skip, 0, 2**40, "0 or more tokens, such as 128")
-        check_int("chunk", self.chunk, 2, 2**20, "2 or more tokens, such as 512")
-        check_int("needle_tokens", self.needle_tokens, 0, 2**40, "a number of tokens; 0: no needle")
-        check_int("speed_tokens", self.speed_tokens, 0, 2**20, "a number of tokens; 0: speed is not measured")
-        if not isinstance(self.max_kld, int | float) or not self.max_kld >= 0:
-            raise refusal("max_kld", self.max_kld, "0 or more nats, such as 0.01")
-
-    @property
-    def noise_chunk(self) -> int:
-        """Another, smaller chunk: what differs between the two is rounding alone."""
-        return min(NOISE_CHUNK, max(1, self.chunk * 5 // 8))
+_Result = TypeVar("_Result", Quality, Recall, DecodeSpeed)
 
 
 def check(
@@ -118,14 +75,16 @@ class _Session:
         if options.threads is not None:
             torch.set_num_threads(options.threads)
         self._loaded: LoadedModel | None = None
-        self._exact = dataclasses.replace(EXACT, block_tokens=EXACT.layout(self.spec, "f32", ENOUGH).block_tokens)
         self._tokenizer = Tokenizer.load(self._source.path)
         self._ids = _text_ids(self._tokenizer, options, self.spec.max_context)
-        self._sizes = [stored_size(one, self.spec, len(self._ids)) for one in (EXACT, *options.candidates)]
-        # What ``block_tokens=None`` means may depend on the compute dtype: it is decided once, as users would have it.
+        self._exact_size = stored_size(EXACT, self.spec, "f32", len(self._ids))
+        self._exact = dataclasses.replace(EXACT, block_tokens=self._exact_size.block_tokens)
+        # Sizes are those in the published dtype, in which users will run it. It also decides, once, what
+        # ``block_tokens=None`` means: that may depend on the dtype.
+        self._sizes = [stored_size(one, self.spec, self.spec.dtype, len(self._ids)) for one in options.candidates]
         self._candidates = [
             dataclasses.replace(candidate, block_tokens=size.block_tokens)
-            for candidate, size in zip(options.candidates, self._sizes[1:], strict=True)
+            for candidate, size in zip(options.candidates, self._sizes, strict=True)
         ]
         self._names = {one: typed.name for one, typed in zip(self._candidates, options.candidates, strict=True)}
         self._check_counts()
@@ -136,7 +95,7 @@ class _Session:
 
     def _check_counts(self) -> None:
         """Refuse now what would fail after minutes."""
-        first = max(size.block_tokens for size in self._sizes)
+        first = max(size.block_tokens for size in (self._exact_size, *self._sizes))
         if self.options.skip < first:
             raise OptionError(
                 f"skip is {self.options.skip}: with {first} block_tokens no earlier position than {first} reads a "
@@ -238,8 +197,9 @@ class _Session:
         own += [self._recall_key(one) for one in self._asked()] + [self._speed_key(one) for one in self._timed()]
         if len(self._records) and not any(self._records.has(key) for key in own):
             logger.warning(
-                "none of the %d measurements in the file is of this model, text and settings: they stay, unused",
+                "none of the %d measurements in %s is of this model, text and settings: they stay, unused",
                 len(self._records),
+                self._records.path,
             )
 
     # ---- measuring ---------------------------------------------------------------------------------------------------
@@ -325,8 +285,8 @@ class _Session:
         """All rows, out of the records."""
         options = self.options
         exact_recall = self._recall(self._exact)
-        reference = Row("f32 (exact)", "f32", self._sizes[0], None, exact_recall, None, None, None)
-        noise = self._records.find(self._quality_key(self._exact, options.noise_chunk))
+        reference = Row("f32 (exact)", "f32", self._exact_size, None, exact_recall, None, None, None)
+        noise = self._records.find(self._quality_key(self._exact, options.noise_chunk)) or {}
         return Check(
             self.spec.name,
             self.spec.dtype,
@@ -337,15 +297,15 @@ class _Session:
             options.max_kld,
             max((len(one.prompt) for one in self._haystacks), default=None),
             reference,
-            Quality(**noise),
+            _restored(Quality, noise),
             tuple(
                 self._row(typed, candidate, size, exact_recall)
-                for typed, candidate, size in zip(options.candidates, self._candidates, self._sizes[1:], strict=True)
+                for typed, candidate, size in zip(options.candidates, self._candidates, self._sizes, strict=True)
             ),
         )
 
     def _row(self, typed: Candidate, candidate: Candidate, size: StoredSize, exact: Recall | None) -> Row:
-        found = self._records.find(self._quality_key(candidate, self.options.chunk))
+        found = self._records.find(self._quality_key(candidate, self.options.chunk)) or {}
         failure = found.get("failure")
         recalled = self._recall(candidate)
         speed = self._records.find(self._speed_key(candidate)) if self.options.speed_tokens else None
@@ -353,19 +313,28 @@ class _Session:
             typed.name,
             candidate.kv_format,
             size,
-            Quality(**found) if failure is None else None,
+            _restored(Quality, found) if failure is None else None,
             recalled,
             recalled.num_like(exact) if recalled is not None and exact is not None else None,
-            DecodeSpeed(**speed) if speed is not None else None,
+            _restored(DecodeSpeed, speed) if speed is not None else None,
             failure,
         )
 
     def _recall(self, candidate: Candidate) -> Recall | None:
         found = self._records.find(self._recall_key(candidate)) if self._haystacks else None
-        return None if found is None else Recall(tuple(found["answers"]), tuple(found["found"]))
+        return None if found is None else _restored(Recall, found)
 
 
-# ---- the text -----------------------------------------------------------------------------------------
+def _restored(kind: type[_Result], found: dict[str, Any]) -> _Result:
+    """A result out of a record."""
+    fields: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in found.items()}
+    try:
+        return kind(**fields)
+    except TypeError as error:
+        raise OptionError(f"a measurement of {kind.__name__} is not whole ({error}): take its line out") from error
+
+
+# ---- the text -------------------------------------------------------------------------------------------------------
 
 
 def _text_ids(tokenizer: Tokenizer, options: CheckOptions, max_context: int) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ logger = logging.getLogger("kvfolio")
 
 RECORD_VERSION = 1  # raised when a key or a result changes its meaning: older lines are measured again
 _MARK = "kvfolio_check"
+_BEGIN = f'{{"{_MARK}"'.encode()  # of every line that we write
 
 
 class Records:
@@ -25,8 +26,8 @@ class Records:
 
     def __init__(self, path: Path | None = None) -> None:
         """Reads ``path`` if it is there, and makes sure that it can be written. Raises OptionError if it is neither."""
-        self._path = path
-        self._found: dict[str, Any] = {}
+        self.path = path
+        self._found: dict[str, dict[str, Any]] = {}
         if path is None:
             return
         try:
@@ -41,17 +42,18 @@ class Records:
 
     def _read(self, path: Path, data: bytes) -> None:
         lines = [(number, line) for number, line in enumerate(data.splitlines(), 1) if line.strip()]
-        damaged = []
+        damaged, num_foreign = [], 0
         for number, line in lines:
             try:
                 record = json.loads(line)
-                version, key, result = record[_MARK], record["key"], record["result"]
+                version, key, result = record[_MARK], record["key"], dict(record["result"])
             except (ValueError, TypeError, KeyError, RecursionError):
                 damaged.append(number)
+                num_foreign += not line.startswith(_BEGIN[: len(line)])
                 continue
             if version == RECORD_VERSION:
                 self._found[_text(key)] = result
-        if damaged and len(damaged) == len(lines):
+        if num_foreign and len(damaged) == len(lines):
             raise OptionError(f"{path} holds no measurements of kvfolio check: name another file, or a new one")
         for number in damaged:
             logger.warning("%s, line %d is damaged: what it held is measured again", path, number)
@@ -62,22 +64,23 @@ class Records:
     def has(self, key: object) -> bool:
         return _text(key) in self._found
 
-    def find(self, key: object) -> Any:
+    def find(self, key: object) -> dict[str, Any] | None:
         """The result under an equal key, None if there is none."""
         return self._found.get(_text(key))
 
-    def add(self, key: object, result: object) -> None:
+    def add(self, key: object, result: dict[str, Any]) -> None:
         """Keep a result, in the file at once. Raises OptionError if it cannot be written."""
         self._found[_text(key)] = result
-        if self._path is None:
+        if self.path is None:
             return
         line = json.dumps({_MARK: RECORD_VERSION, "key": key, "result": result}) + "\n"
         try:
-            with self._path.open("ab", buffering=0) as file:
+            with self.path.open("ab") as file:
                 file.write(line.encode())
+                file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise OptionError(f"{self._path} cannot be written: {error.strerror}; what it holds stays") from error
+            raise OptionError(f"{self.path} cannot be written: {error.strerror}; what it holds stays") from error
 
 
 def _text(key: object) -> str:

@@ -7,6 +7,7 @@ import html
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kvfolio.errors import OptionError
 
@@ -135,13 +136,13 @@ def png_bytes(picture: Picture) -> bytes:
     return out.getvalue()
 
 
-def _draw_words(image: object, draw: object, words: Words, scale: int) -> None:
+def _draw_words(image: Any, draw: Any, words: Words, scale: int) -> None:
     from PIL import Image, ImageDraw, ImageFont
 
     font = ImageFont.load_default(words.size * scale)
     anchor = {"start": "lm", "middle": "mm", "end": "rm"}[words.anchor]
     if not words.upright:
-        draw.text((words.x * scale, words.y * scale), words.text, fill=words.colour, font=font, anchor=anchor)  # type: ignore[attr-defined]
+        draw.text((words.x * scale, words.y * scale), words.text, fill=words.colour, font=font, anchor=anchor)
         return
     left, top, right, bottom = font.getbbox(words.text, anchor="ls")
     width, height = int(right - left) + 2 * scale, int(bottom - top) + 2 * scale
@@ -149,7 +150,7 @@ def _draw_words(image: object, draw: object, words: Words, scale: int) -> None:
     ImageDraw.Draw(turned).text((width // 2, height // 2), words.text, fill=words.colour, font=font, anchor="mm")
     turned = turned.rotate(90, expand=True)
     place = (round(words.x * scale) - turned.width // 2, round(words.y * scale) - turned.height // 2)
-    image.paste(turned, place, turned)  # type: ignore[attr-defined]
+    image.paste(turned, place, turned)
 
 
 def _pieces(line: Line) -> list[tuple[tuple[float, float], ...]]:
