@@ -10,19 +10,22 @@ import json
 import statistics
 import time
 
+import torch
+
 from kvfolio import LLM, SamplingParams
-from kvfolio.engine.compare import _english
+from kvfolio.engine.english import english_ids
+from kvfolio.engine.loaded import LoadedModel, find_source, read_weights
 from kvfolio.kernels.profile import read_bandwidth
-from kvfolio.planner.compute import cache_bytes_read, weight_bytes_read
+from kvfolio.planner.compute import weight_bytes_read
 
 FORMATS = "bf16,int8,fp8,k8v4,int6,int4,k4v3,k3v2"
 NUM_TOKENS = 24
 
 
-def open_llm(name: str, threads: int | None) -> LLM:
+def open_llm(loaded: LoadedModel, name: str) -> LLM:
     kv_format, _, tokens = name.partition("@")
     options: dict[str, object] = {"block_tokens": int(tokens)} if tokens else {}
-    return LLM(dtype="bf16", kv_format=kv_format, kv_memory="512MiB", threads=threads, **options)
+    return LLM(loaded, dtype="bf16", kv_format=kv_format, kv_memory="512MiB", **options)
 
 
 def seconds_a_token(llm: LLM, prompt: list[int]) -> float:
@@ -40,9 +43,12 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     names = args.formats.split(",")
-    llms = {name: open_llm(name, args.threads) for name in names}
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    loaded = read_weights(find_source(None), "bf16", torch.device("cpu"))
+    llms = {name: open_llm(loaded, name) for name in names}
     first = llms[names[0]]
-    prompt = _english(first, args.context)
+    prompt = list(english_ids(first.tokenizer, args.context))
     times: dict[str, list[float]] = {name: [] for name in names}
     prefill_s: dict[str, float] = {}
     for name, llm in llms.items():  # the prompt's own pass, and warm-up
@@ -56,7 +62,7 @@ def main() -> None:
     weights = weight_bytes_read(first.spec, "bf16")
     rows = []
     for name, llm in llms.items():
-        cache = cache_bytes_read(llm.spec.groups(), llm.layout.fmt, args.context)
+        cache = llm.layout.bytes_read(args.context, args.context + 1)
         ratios = [one / other for one, other in zip(times[names[0]], times[name], strict=True)]
         rows.append(
             {

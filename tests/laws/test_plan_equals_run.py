@@ -47,7 +47,10 @@ def test_the_planner_reads_the_layers_that_the_engine_runs_from_a_gguf_file_too(
         assert run.layers == open_model(served_model(name).folder).spec.layers
 
 
-@pytest.mark.parametrize(("kv_format", "block_tokens"), [("bf16", 16), ("int8", 4), ("bf16/int8", 64)])
+@pytest.mark.parametrize(
+    ("kv_format", "block_tokens"),
+    [("bf16", 16), ("int8", 4), ("bf16/int8", 64), ("int4", 64), ("k5v3", 16), ("fp8-scaled/int6-token", 32)],
+)
 @every_family
 def test_what_a_sequence_is_planned_to_take_is_what_it_takes(
     name: str, kv_format: str, block_tokens: int, open_llm: Callable[..., LLM]

@@ -25,10 +25,17 @@ every_family = pytest.mark.parametrize("name", FAMILIES)
 # ---- promise = allocation -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kv_format", ["auto", "f32", "bf16", "f16", "int8", "bf16/int8", "int8/f16"])
+@pytest.mark.parametrize(
+    "kv_format",
+    [
+        *("auto", "f32", "bf16", "f16", "int8", "bf16/int8", "int8/f16", "fp8", "fp8-scaled"),
+        *("int6", "int5", "int4", "int3", "int2", "k8v4", "int4-rotated/int3-token"),
+    ],
+)
 @every_family
 def test_what_is_planned_is_allocated_to_the_byte(name: str, kv_format: str, open_llm: OpenLLM) -> None:
-    for block_tokens in BLOCK_TOKENS_ALLOWED:
+    is_packed = kv_format != "int8" and ("int" in kv_format.replace("int8", "") or kv_format == "k8v4")
+    for block_tokens in [tokens for tokens in BLOCK_TOKENS_ALLOWED if tokens >= 16 or not is_packed]:
         for kv_memory in ("4MiB", 4_000_037):
             llm = open_llm(name, kv_format=kv_format, block_tokens=block_tokens, kv_memory=kv_memory)
             snapshot, store = llm.snapshot(), llm.engine._store
@@ -46,6 +53,8 @@ def test_what_is_planned_is_allocated_to_the_byte(name: str, kv_format: str, ope
         ("llama", "bf16", 3 * 2 * (16 + 16) * 2),
         ("llama", "int8", 3 * 2 * (16 + 4 + 16 + 4)),  # a scale of 4 bytes beside each vector
         ("llama", "bf16/int8", 3 * 2 * (16 * 2 + 16 + 4)),
+        ("llama", "int4", 3 * 2 * (8 + 1 + 8 + 2)),  # 16 channels * 4 bytes for 64 tokens; 2 bytes beside each value
+        ("gemma3", "k8v4", 7 * 1 * (24 + 4 + 16 + 2)),  # 24 numbers are padded to 32
         ("qwen3", "f32", 3 * 2 * (24 + 24) * 4),  # stated head width
         ("gemma3", "f32", 7 * 1 * (24 + 24) * 4),
         ("gpt2", "int8", 3 * 4 * (16 + 4 + 16 + 4)),

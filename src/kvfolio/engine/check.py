@@ -95,11 +95,13 @@ class _Session:
 
     def _check_counts(self) -> None:
         """Refuse now what would fail after minutes."""
-        first = max(size.block_tokens for size in (self._exact_size, *self._sizes))
+        pairs = zip(self._candidates, self._sizes, strict=True)
+        lossy = [size.block_tokens * (1 + (one.sink_blocks or 0)) for one, size in pairs]
+        first = max(self._exact_size.block_tokens, *lossy)
         if self.options.skip < first:
             raise OptionError(
-                f"skip is {self.options.skip}: with {first} block_tokens no earlier position than {first} reads a "
-                f"sealed block; give --skip {first} or more, or smaller blocks"
+                f"skip is {self.options.skip}: in one of the formats no position before {first} reads a block "
+                f"that is stored so; give --skip {first} or more, or smaller blocks"
             )
         caches = [self._exact, *self._names]
         most = max(one.kv_memory(self.spec, "f32", len(self._ids)) for one in caches)
