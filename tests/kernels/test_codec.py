@@ -23,7 +23,8 @@ from kvfolio.kernels.codec import (
 )
 from kvfolio.spec.formats import FORMAT_NAMES, PACKED_BITS, Format, find_format
 
-PACKED = [f"int{bits}{variant}" for bits in PACKED_BITS for variant in ("", "-rotated", "-token")]
+VARIANTS = ("", "-rotated", "-token")
+PACKED = [f"int{bits}{variant}" for bits in PACKED_BITS for variant in VARIANTS] + ["int8-rotated", "int8-token"]
 SCALED = ["int8", "fp8-scaled", *PACKED]
 SIDES = [True, False]
 
@@ -56,7 +57,7 @@ def half_steps(x: Tensor, fmt: Format) -> Tensor:
 # ---- bytes ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bits", PACKED_BITS)
+@pytest.mark.parametrize("bits", [*PACKED_BITS, 8])
 def test_packed_codes_come_back_and_take_their_bits(bits: int) -> None:
     half = 2 ** (bits - 1)
     codes = torch.randint(-half, half, (3, 5, 48), generator=torch.Generator().manual_seed(bits), dtype=torch.int32)
@@ -114,15 +115,15 @@ def test_constant_vectors_come_back_exactly(name: str, is_key: bool, value: floa
     assert torch.equal(through(x, find_format(name, is_key, 16), is_key), x.float())
 
 
-@pytest.mark.parametrize("bits", PACKED_BITS)
+@pytest.mark.parametrize("bits", [*PACKED_BITS, 8])
 def test_a_constant_channel_among_others_comes_back_exactly(bits: int) -> None:
     x = block_of(2).bfloat16()
     x[:, :, 3], x[:, :, 7] = 8.0, -1e-4
-    found = through(x, find_format(f"int{bits}", True, 32), True)
+    found = through(x, find_format(f"int{bits}-channel", True, 32), True)
     assert torch.equal(found[:, :, [3, 7]], x[:, :, [3, 7]].float())
 
 
-@pytest.mark.parametrize("name", [name for name in SCALED if not name.endswith("-rotated")])
+@pytest.mark.parametrize("name", [*(name for name in SCALED if not name.endswith("-rotated")), "int8-channel"])
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 3e4, 1e30, 2.0**-126])
 def test_no_number_of_a_key_moves_by_more_than_half_a_step(name: str, scale: float) -> None:
     fmt = find_format(name, True, 32)
@@ -142,12 +143,12 @@ def test_two_numbers_one_bit_apart_stay_finite_and_near() -> None:
 
 
 @pytest.mark.parametrize("outlier", [1e3, -1e5, 1e20])
-@pytest.mark.parametrize("bits", [4, 5, 6])
+@pytest.mark.parametrize("bits", [4, 5, 6, 8])
 def test_an_outlier_spoils_its_own_channel_alone(bits: int, outlier: float) -> None:
     x = block_of(4).bfloat16()
     spoilt = x.clone()
     spoilt[:, 5, 9] = outlier
-    fmt = find_format(f"int{bits}", True, 32)
+    fmt = find_format(f"int{bits}-channel", True, 32)
     others = [channel for channel in range(64) if channel != 9]
     assert torch.equal(through(spoilt, fmt, True)[:, :, others], through(x, fmt, True)[:, :, others])
 

@@ -18,7 +18,7 @@ from kvfolio.spec.formats import FORMAT_NAMES
 native = pytest.importorskip(
     "kvfolio.kernels.native", reason="the C++ kernels are not built here", exc_type=ImportError
 )
-VARIANTS = [f"int{bits}-{variant}" for bits in range(2, 7) for variant in ("rotated", "token")]
+VARIANTS = [f"int{bits}-{variant}" for bits in (2, 3, 4, 5, 6, 8) for variant in ("rotated", "token")]
 WIDTHS = [64, 80, 96, 128, 256]
 TOLERANCES = {"f32": (1e-4, 1e-4), "bf16": (1e-2, 2.0**-6), "f16": (1e-3, 2.0**-8)}  # absolute, relative
 
@@ -44,7 +44,7 @@ def numbers(kind: str, shape: tuple[int, ...], generator: torch.Generator) -> Te
 @settings(max_examples=250, deadline=None)
 @given(data=st.data())
 def test_any_block_is_stored_bit_for_bit_and_read_to_the_same_answer(data: st.DataObject) -> None:
-    k_name = data.draw(st.sampled_from([*FORMAT_NAMES, *VARIANTS]), "keys")
+    k_name = data.draw(st.sampled_from([*FORMAT_NAMES, *VARIANTS, "int8-channel"]), "keys")
     v_name = data.draw(st.sampled_from([*FORMAT_NAMES, *VARIANTS]), "values")
     exact = data.draw(st.sampled_from(["f32", "bf16", "f16"]), "exact")
     width = data.draw(st.sampled_from(WIDTHS), "width")
@@ -91,7 +91,7 @@ class SinkCache(PoisonedCache):
         return self.sealed, self.open, self.sinks
 
 
-@pytest.mark.parametrize("name", [*FORMAT_NAMES, *VARIANTS])
+@pytest.mark.parametrize("name", [*FORMAT_NAMES, *VARIANTS, "int8-channel/int8-rotated"])
 @pytest.mark.parametrize("kind", ["tiny", "huge", "nan", "inf"])
 @pytest.mark.parametrize("table", native.instruction_sets())
 def test_extreme_and_broken_numbers_leave_the_same_bytes(name: str, kind: str, table: str) -> None:

@@ -39,6 +39,8 @@ from kvfolio.spec.formats import (
         ("int2", 20, 18),
         ("int4-rotated", 34, 34),
         ("int4-token", 34, 34),
+        ("int8-rotated", 66, 66),
+        ("int8-channel/int8-token", 68, 66),
     ],
 )
 def test_a_vector_of_64_numbers_takes_its_bytes_with_the_scales(name: str, key_bytes: int, value_bytes: int) -> None:
@@ -93,9 +95,12 @@ def test_bits_of_keys_and_values_have_a_short_name(short: str, name: str) -> Non
 def test_the_usual_variant_needs_no_name() -> None:
     assert find_cache_format("int4-channel/int4-rotated") == find_cache_format("int4")
     assert find_cache_format("int4-rotated/int4-token").name == "int4-rotated/int4-token"
+    assert find_cache_format("int8-channel/int8-rotated").name == "int8-channel/int8-rotated"  # int8 is none of them
 
 
-@pytest.mark.parametrize("name", ["int7", "", "BF16", "bf16/int7", "k7v8", "int4-", "int8-token", "fp8-rotated"])
+@pytest.mark.parametrize(
+    "name", ["int7", "", "BF16", "bf16/int7", "k7v8", "int4-", "int8-", "int7-token", "fp8-rotated"]
+)
 def test_an_unknown_format_is_refused_with_the_known_ones(name: str) -> None:
     with pytest.raises(UnknownModelError, match="known: f32, bf16, f16, fp8, fp8-scaled, fp8-e5m2, int8, int6"):
         find_cache_format(name)

@@ -34,7 +34,7 @@ def check(
         Path | None, typer.Option(help="Measure on this UTF-8 text. Left out: the text that ships with Python.")
     ] = None,
     tokens: Annotated[
-        int | None, typer.Option(help="Tokens of the text, at most. Left out: 4096, or the model's context if shorter.")
+        int | None, typer.Option(help="Tokens of the text, at most. Left out: 5000, or the model's context if shorter.")
     ] = None,
     formats: Annotated[
         str | None,

@@ -9,7 +9,7 @@ from kvfolio.engine.candidate import DEFAULT_FORMATS, Candidate
 from kvfolio.engine.params import check_int, refusal
 from kvfolio.errors import OptionError
 
-DEFAULT_TOKENS = 4096
+DEFAULT_TOKENS = 5000
 DEFAULT_SKIP = 128
 DEFAULT_CHUNK = 512
 DEFAULT_MAX_KLD = 0.01
@@ -24,7 +24,7 @@ class CheckOptions:
 
     candidates: tuple[Candidate, ...] = tuple(Candidate(name) for name in DEFAULT_FORMATS)
     text: str | None = None  # None: the language reference that ships with Python
-    tokens: int | None = None  # of the text, at most; None: 4,096, or the model's context where that is shorter
+    tokens: int | None = None  # of the text, at most; None: 5,000, or the model's context where that is shorter
     max_kld: float = DEFAULT_MAX_KLD  # mean KL divergence that the chosen format may have, in nats
     skip: int = DEFAULT_SKIP  # tokens before the first position that counts
     chunk: int = DEFAULT_CHUNK  # tokens of one step

@@ -5,7 +5,7 @@ between a block of one layer and its bytes. Knows nothing of pools or layers.
 
 Codes of packed formats lie in packs of 16 numbers, 2 * bits bytes each, in two's complement. A pack holds, one behind
 the other, the planes of its codes, low bits first: of 4 bits (two words of 32 bits; nibble j of word 0 is of number 2j,
-of word 1 of number 2j + 1), of 2 bits (one word) and of 1 bit (half a word), as many as the bits need.
+of word 1 of number 2j + 1), of 2 bits (one word) and of 1 bit (half a word), as needed. 8 bits are bytes.
 """
 
 import torch
@@ -24,7 +24,7 @@ STORED_DTYPES = TORCH_DTYPES | {
 """What a number is stored as, in formats of whole bytes."""
 LARGEST_FP8 = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
 _FP8_STEPS = 256.0  # what the largest number of a scaled fp8 vector becomes: a power of two, so that it stays exact
-_PLANES = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2)}  # bits of a code, low ones first
+_PLANES = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}  # bits of a code, low ones first
 
 
 # ---- numbers and codes ----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from kvfolio.errors import OptionError, UnknownModelError
 
 PACK = 16  # numbers that are packed together: rows are padded to whole packs
-PACKED_BITS = (2, 3, 4, 5, 6)
+PACKED_BITS = (2, 3, 4, 5, 6)  # and 8, where a variant is named: int8 itself is not packed
 DEFAULT_PACKED_TOKENS = 64  # a block's tokens where keys share scales along it: docs/lab.md
 _KEY_SCALE_BYTES = 4  # of one channel of a block: its least value and its step, bf16 each
 
@@ -76,7 +76,7 @@ FORMAT_NAMES = (*_WHOLE_BYTES, *(f"int{bits}" for bits in reversed(PACKED_BITS))
 F64 = Format("f64", 64, 0)  # of published weights and measured states; no cache is planned in it
 # 4 bits and one f32 scale a vector, as vLLM stores int4_per_token_head; the engine stores better ones.
 INT4_HEAD = Format("int4-head", 4, 4)
-_PACKED = re.compile(r"int([2-6])(?:-(channel|rotated|token))?")
+_PACKED = re.compile(r"int(?:([2-6])|([2-68])-(channel|rotated|token))")
 _GROUPED = re.compile(r"(fp8|int8|int6|int4)-g(0|[1-9][0-9]{0,3})")
 _SHORT = re.compile(r"k(16|[2-68])v(16|[2-68])")
 # What engines call the same: llama.cpp's blocks of 32 numbers and one f16 scale; fp8 without scales of its own.
@@ -137,13 +137,14 @@ def find_format(name: str, is_key: bool, block_tokens: int | None = None) -> For
 
     int6 to int2 are, for keys, ``int4-channel``: a least value and a step for each channel of a block of
     ``block_tokens``; for values ``int4-rotated``: a step for each token, rotated; ``int4-token``: not rotated.
+    int8 is none of these, but has them, too: ``int8-channel``.
     """
     fmt = _WHOLE_BYTES.get(name) or _packed(name, is_key, block_tokens or DEFAULT_PACKED_TOKENS)
     if fmt is None:
         variants = "-rotated, -token" + (", -channel" if is_key else "")
         raise UnknownModelError(
             f"unknown format {name!r} of {'keys' if is_key else 'values'}; known: {', '.join(FORMAT_NAMES)}, "
-            f"the last {len(PACKED_BITS)} also with {variants}"
+            f"the last {len(PACKED_BITS) + 1} also with {variants}"
         )
     return fmt
 
@@ -153,8 +154,8 @@ def _packed(name: str, is_key: bool, block_tokens: int) -> Format | None:
     if match is None:
         return None
     usual = "channel" if is_key else "rotated"
-    bits, variant = int(match[1]), match[2] or usual
-    canonical = f"int{bits}" if variant == usual else f"int{bits}-{variant}"
+    bits, variant = int(match[1] or match[2]), match[3] or usual
+    canonical = f"int{bits}" if variant == usual and bits < 8 else f"int{bits}-{variant}"
     if variant != "channel":
         return Format(canonical, bits, 2, is_packed=True, is_rotated=variant == "rotated")
     if not is_key:
