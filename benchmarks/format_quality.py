@@ -191,11 +191,15 @@ def earlier_rows(engine: str, option: str, results: Path) -> Iterator[Row]:
         yield Row(f"{engine}, elsewhere", kind, llama_size(kind), *numbers, top1)
 
 
-def told(rows: Iterator[Row]) -> list[Row]:
+def announced(rows: Iterator[Row]) -> list[Row]:
     """All of them, each said when it is there: a run takes minutes."""
     found = []
     for row in rows:
-        print(f"{row.engine} {row.cache}: mean KLD {row.mean_kld:.6f}, top-1 {row.top1:.2%}", flush=True)
+        print(
+            f"{row.engine} {row.cache}: KLD {row.mean_kld:.6f}, p99 {row.p99_kld:.5f}, top-1 {row.top1:.2%}, "
+            f"perplexity {row.perplexity:.4f}",
+            flush=True,
+        )
         found.append(row)
     return found
 
@@ -239,18 +243,18 @@ def main() -> None:
     tokenizer = Tokenizer.load(source.path)
     text = tokenizer.decode(english_ids(tokenizer, args.tokens * 2 + FIRST))
     print(f"{args.tokens:,} tokens; scored: positions {FIRST} to {args.tokens - 2}; f32 weights", flush=True)
-    rows = told(ours(args.formats, args.tokens))
+    rows = announced(ours(args.formats, args.tokens))
     with tempfile.TemporaryDirectory() as folder:
         passage = Passage(english_ids(tokenizer, args.tokens), source.spec.network.vocab_size, Path(folder))
-        rows += told(transformers_rows(passage, args.peers, args.chunk))
+        rows += announced(transformers_rows(passage, args.peers, args.chunk))
         if args.openvino and args.openvino_model:
-            rows += told(openvino_rows(passage, args.openvino, args.openvino_model, args.chunk))
+            rows += announced(openvino_rows(passage, args.openvino, args.openvino_model, args.chunk))
         else:
-            rows += told(earlier_rows("openvino", "--openvino and --openvino-model", args.earlier))
+            rows += announced(earlier_rows("openvino", "--openvino and --openvino-model", args.earlier))
         if args.llama_bin:
-            rows += told(llama_rows(passage, args.llama_bin, text))
+            rows += announced(llama_rows(passage, args.llama_bin, text))
         else:
-            rows += told(earlier_rows("llama.cpp", "--llama-bin", args.earlier))
+            rows += announced(earlier_rows("llama.cpp", "--llama-bin", args.earlier))
     print_table(rows)
 
 
