@@ -34,6 +34,7 @@ from kvfolio.spec.source import find_default_model, open_model
 
 FORMATS = (*DEFAULT_FORMATS, "int8@128")  # the last one holds as many tokens exact as the peers' residual window
 FIRST = 128  # the first position that is scored: the peers' first chunk reads no cache
+ENGINES = ("kvfolio", "transformers", "openvino", "llama.cpp")
 EXACT_BITS = 16  # what a number that is kept exactly is counted as, in every engine
 PEER = Path(__file__).with_name("peer_quant_caches.py")
 EARLIER = Path(__file__).parents[2] / "shared" / "peers" / "results.json"  # of another machine; need not be there
@@ -75,7 +76,7 @@ def peer_size(told: dict[str, Any], num_tokens: int) -> Size:
     return Size(told["bits_f32"], exact, *totals)
 
 
-def row_of(engine: str, cache: str, size: Size, found: Quality) -> Row:
+def quality_row(engine: str, cache: str, size: Size, found: Quality) -> Row:
     numbers = (found.perplexity, found.reference_perplexity, found.mean_kld, found.p99_kld, found.top1)
     return Row(engine, cache, size, *numbers)
 
@@ -115,7 +116,7 @@ def ours(candidates: tuple[Candidate, ...], num_tokens: int) -> Iterator[Row]:
             print(f"left out: {row.name}: {row.failure}")
             continue
         bits, exact = 8 * row.size.bytes_per_token / numbers, float(row.size.block_tokens)
-        yield row_of("kvfolio", row.name, Size(bits, exact, row.size.bits, row.size.bits), row.quality)
+        yield quality_row("kvfolio", row.name, Size(bits, exact, row.size.bits, row.size.bits), row.quality)
 
 
 def ask_peer(python: str, *arguments: str) -> Any:
@@ -140,7 +141,7 @@ def peer_rows(passage: Passage, python: str, folder: Path, kinds: list[str], chu
         print(f"{kind}: {told}", flush=True)
         engine, _, cache = kind.rpartition("-")
         size = peer_size(told, len(passage.ids))
-        yield row_of(engine or "transformers", cache, size, passage.quality(kinds[0], kind))
+        yield quality_row(engine or "transformers", cache, size, passage.quality(kinds[0], kind))
         out.unlink()
     (passage.folder / kinds[0]).unlink()
 
@@ -226,12 +227,27 @@ def print_table(rows: list[Row]) -> None:
     )
 
 
+def rows_of(engine: str, passage: Passage, text: str, args: argparse.Namespace) -> Iterator[Row]:
+    """Measured where the engine is given, else out of earlier results."""
+    if engine == "kvfolio":
+        return ours(args.formats, args.tokens)
+    if engine == "transformers":
+        return transformers_rows(passage, args.peers, args.chunk)
+    if engine == "openvino" and args.openvino and args.openvino_model:
+        return openvino_rows(passage, args.openvino, args.openvino_model, args.chunk)
+    if engine == "llama.cpp" and args.llama_bin:
+        return llama_rows(passage, args.llama_bin, text)
+    option = "--llama-bin" if engine == "llama.cpp" else "--openvino and --openvino-model"
+    return earlier_rows(engine, option, args.earlier)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=DEFAULT_TOKENS)
     parser.add_argument(
         "--formats", type=parse_candidates, default=",".join(FORMATS), help="as `kvfolio check` has them"
     )
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES)
     parser.add_argument("--chunk", type=int, default=128, help="tokens a peer is fed at a time, and keeps exact")
     parser.add_argument("--peers", metavar="PYTHON", default=sys.executable)
     parser.add_argument("--openvino", metavar="PYTHON")
@@ -243,18 +259,12 @@ def main() -> None:
     tokenizer = Tokenizer.load(source.path)
     text = tokenizer.decode(english_ids(tokenizer, args.tokens * 2 + FIRST))
     print(f"{args.tokens:,} tokens; scored: positions {FIRST} to {args.tokens - 2}; f32 weights", flush=True)
-    rows = announced(ours(args.formats, args.tokens))
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
         passage = Passage(english_ids(tokenizer, args.tokens), source.spec.network.vocab_size, Path(folder))
-        rows += announced(transformers_rows(passage, args.peers, args.chunk))
-        if args.openvino and args.openvino_model:
-            rows += announced(openvino_rows(passage, args.openvino, args.openvino_model, args.chunk))
-        else:
-            rows += announced(earlier_rows("openvino", "--openvino and --openvino-model", args.earlier))
-        if args.llama_bin:
-            rows += announced(llama_rows(passage, args.llama_bin, text))
-        else:
-            rows += announced(earlier_rows("llama.cpp", "--llama-bin", args.earlier))
+        for engine in ENGINES:
+            if engine in args.engines:
+                rows += announced(rows_of(engine, passage, text, args))
     print_table(rows)
 
 
