@@ -133,7 +133,7 @@ def peer_rows(passage: Passage, python: str, folder: Path, kinds: list[str], chu
     ids.write_text(json.dumps(passage.ids))
     for kind in kinds:
         out = passage.folder / kind
-        options = ("--chunk", str(chunk), "--first", str(FIRST))
+        options = ("--chunk", str(chunk), "--first", str(FIRST), "--threads", str(torch.get_num_threads()))
         told = ask_peer(python, "run", str(folder), str(ids), kind, str(out), *options)
         if kind == kinds[0]:
             print(f"{kind} of {python}: {told}", flush=True)
@@ -254,7 +254,9 @@ def main() -> None:
     parser.add_argument("--openvino-model", type=Path, metavar="DIR")
     parser.add_argument("--llama-bin", type=Path, metavar="DIR")
     parser.add_argument("--earlier", type=Path, metavar="FILE", default=EARLIER, help="rows for engines not run here")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="1 where others compute beside")
     args = parser.parse_args()
+    torch.set_num_threads(args.threads)
     source = open_model(find_default_model())
     tokenizer = Tokenizer.load(source.path)
     text = tokenizer.decode(english_ids(tokenizer, args.tokens * 2 + FIRST))

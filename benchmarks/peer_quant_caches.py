@@ -114,6 +114,8 @@ def transformers_logits(args: argparse.Namespace, ids: list[int], told: dict[str
     import torch
     from transformers import AutoModelForCausalLM
 
+    if args.threads:
+        torch.set_num_threads(args.threads)
     model = AutoModelForCausalLM.from_pretrained(args.folder, dtype=torch.float32).eval()
     cache = make_cache(args.kind, model.config, args.chunk)
     left = []
@@ -135,6 +137,8 @@ def openvino_logits(args: argparse.Namespace, ids: list[int], told: dict[str, An
     core = ov.Core()
     model = core.read_model(Path(args.folder) / "openvino_model.xml")
     precision = {"KV_CACHE_PRECISION": getattr(ov.Type, OPENVINO[args.kind]), "INFERENCE_PRECISION_HINT": ov.Type.f32}
+    if args.threads:
+        precision["INFERENCE_NUM_THREADS"] = args.threads
     compiled = core.compile_model(model, "CPU", precision)
     for name in ("KV_CACHE_PRECISION", "KEY_CACHE_PRECISION", "VALUE_CACHE_PRECISION", "INFERENCE_PRECISION_HINT"):
         told[name] = str(compiled.get_property(name))
@@ -177,6 +181,7 @@ def main() -> None:
         job.add_argument(name)
     job.add_argument("--chunk", type=int, default=128)
     job.add_argument("--first", type=int, default=128)
+    job.add_argument("--threads", type=int, default=0, help="0: the engine's own choice")
     args = parser.parse_args()
     if args.verb == "run" and args.kind not in kinds():
         sys.exit(f"{args.kind} cannot run here; what can: {', '.join(kinds()) or 'nothing'}")
