@@ -37,7 +37,7 @@ FIRST = 128  # the first position that is scored: the peers' first chunk reads n
 ENGINES = ("kvfolio", "transformers", "openvino", "llama.cpp")
 EXACT_BITS = 16  # what a number that is kept exactly is counted as, in every engine
 PEER = Path(__file__).with_name("peer_quant_caches.py")
-EARLIER = Path(__file__).parents[2] / "shared" / "peers" / "results.json"  # of another machine; need not be there
+CACHES = ["quanto4", "hqq4", "hqq8", "quanto2", "fp8"]
 EARLIER_KINDS = {"llama.cpp": ("q8_0", "q4_1", "q4_0"), "openvino": ("u8", "u4")}
 
 
@@ -146,9 +146,9 @@ def peer_rows(passage: Passage, python: str, folder: Path, kinds: list[str], chu
     (passage.folder / kinds[0]).unlink()
 
 
-def transformers_rows(passage: Passage, python: str, chunk: int) -> Iterator[Row]:
-    kinds = [kind for kind in ask_peer(python, "list") if not kind.startswith("openvino")]
-    missing = [name for name in ("hqq4", "quanto4") if name not in kinds]
+def transformers_rows(passage: Passage, python: str, chunk: int, caches: list[str]) -> Iterator[Row]:
+    kinds = [kind for kind in ask_peer(python, "list") if kind in ("exact", *caches)]
+    missing = [name for name in caches if name not in kinds]
     if missing:
         print(f"left out: {', '.join(missing)} of transformers, not installed for {python}; name one with --peers")
     if len(kinds) < 2:
@@ -176,9 +176,9 @@ def llama_rows(passage: Passage, programs: Path, text: str) -> Iterator[Row]:
         yield Row("llama.cpp, own half", kind, llama_size(kind), *numbers, found["top1_percent"] / 100)
 
 
-def earlier_rows(engine: str, option: str, results: Path) -> Iterator[Row]:
-    """What another run on another machine found, if its results lie beside this repository."""
-    if not results.is_file():
+def earlier_rows(engine: str, option: str, results: Path | None) -> Iterator[Row]:
+    """What another run on another machine found, if its results are given."""
+    if results is None:
         print(f"left out: {engine}; give {option}")
         return
     print(f"{engine}: rows of {results}, another run, machine and text, bf16 or fp16 weights; {option} runs it here")
@@ -232,7 +232,7 @@ def rows_of(engine: str, passage: Passage, text: str, args: argparse.Namespace) 
     if engine == "kvfolio":
         return ours(args.formats, args.tokens)
     if engine == "transformers":
-        return transformers_rows(passage, args.peers, args.chunk)
+        return transformers_rows(passage, args.peers, args.chunk, args.caches)
     if engine == "openvino" and args.openvino and args.openvino_model:
         return openvino_rows(passage, args.openvino, args.openvino_model, args.chunk)
     if engine == "llama.cpp" and args.llama_bin:
@@ -250,10 +250,11 @@ def main() -> None:
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES)
     parser.add_argument("--chunk", type=int, default=128, help="tokens a peer is fed at a time, and keeps exact")
     parser.add_argument("--peers", metavar="PYTHON", default=sys.executable)
+    parser.add_argument("--caches", nargs="+", default=CACHES, metavar="CACHE", help="of transformers: %(default)s")
     parser.add_argument("--openvino", metavar="PYTHON")
     parser.add_argument("--openvino-model", type=Path, metavar="DIR")
     parser.add_argument("--llama-bin", type=Path, metavar="DIR")
-    parser.add_argument("--earlier", type=Path, metavar="FILE", default=EARLIER, help="rows for engines not run here")
+    parser.add_argument("--earlier", type=Path, metavar="FILE", help="rows of another run, for engines not run here")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="1 where others compute beside")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
