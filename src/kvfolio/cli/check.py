@@ -46,7 +46,7 @@ def check(
     skip: Annotated[int, typer.Option(help="Tokens before the first position that counts.")] = 128,
     chunk: Annotated[int, typer.Option(help="Tokens of one step.")] = 512,
     needle: Annotated[bool, typer.Option("--needle/--no-needle", help="Ask for a number hidden in the text.")] = True,
-    needle_tokens: Annotated[int, typer.Option(help="Tokens of the text around that number, at most.")] = 2000,
+    needle_tokens: Annotated[int, typer.Option(help="Tokens of the text around that number, at most.")] = 1500,
     speed: Annotated[bool, typer.Option("--speed/--no-speed", help="Measure decoding at the end of the text.")] = True,
     html: Annotated[Path | None, typer.Option(help="Write a page with plot and table to this file.")] = None,
     png: Annotated[
@@ -140,8 +140,8 @@ def _print_table(result: "Check") -> None:
     for cells in _cells(result):
         table.add_row(*cells)
     console = Console(highlight=False)
-    if console.width < 120:  # a table that is cut says nothing: rather let the terminal wrap it
-        console.width = 120
+    whole = console.measure(table, options=console.options.update(width=10_000)).maximum
+    console.width = max(console.width, whole)  # a table that is cut says nothing: rather let the terminal wrap it
     console.print(table)
     for line in _conclusions(result):
         print(line)

@@ -13,7 +13,7 @@ DEFAULT_TOKENS = 5000
 DEFAULT_SKIP = 128
 DEFAULT_CHUNK = 512
 DEFAULT_MAX_KLD = 0.01
-DEFAULT_NEEDLE_TOKENS = 2000
+DEFAULT_NEEDLE_TOKENS = 1500
 DEFAULT_SPEED_TOKENS = 32
 NOISE_CHUNK = 40  # the fewer rows a product has, the more its sums differ from those of a large one: 1e-11 nats
 
