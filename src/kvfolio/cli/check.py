@@ -38,7 +38,10 @@ def check(
     ] = None,
     formats: Annotated[
         str | None,
-        typer.Option(help="Formats, a comma between them; int8@64: with 64 block_tokens. Left out: those that run."),
+        typer.Option(
+            help="Formats, a comma between them; int8@64: with 64 block_tokens; int4@sink_blocks=1, "
+            "int4@kv_layers=0=int8. Left out: a choice from bf16 to int3."
+        ),
     ] = None,
     max_kld: Annotated[
         float, typer.Option(help="Mean KL divergence, in nats, that the chosen format may have.")
