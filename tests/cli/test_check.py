@@ -80,6 +80,8 @@ def test_text_plot_and_records_are_files(cli: Run, folder: Path, tmp_path: Path)
     assert status == 0, err
     page = (tmp_path / "check.html").read_text()
     assert "<svg" in page and "smallest format with mean KLD" in page
+    for name in ("needle", "tokens/s"):  # not asked for: no column of dashes
+        assert name not in out and name not in page
     again, same, err = cli(*words, "--resume", tmp_path / "check.jsonl", "--max-kld", 1)
     assert (again, same) == (0, out)
     assert "quality" not in err  # nothing was measured
