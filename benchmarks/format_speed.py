@@ -14,7 +14,7 @@ import torch
 
 from kvfolio import LLM, SamplingParams
 from kvfolio.engine.english import english_ids
-from kvfolio.engine.loaded import LoadedModel, find_source, read_weights
+from kvfolio.engine.loaded import LoadedModel, load_model
 from kvfolio.kernels.profile import read_bandwidth
 from kvfolio.planner.compute import weight_bytes_read
 
@@ -45,7 +45,7 @@ def main() -> None:
     names = args.formats.split(",")
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    loaded = read_weights(find_source(None), "bf16", torch.device("cpu"))
+    loaded = load_model(None, "bf16")
     llms = {name: open_llm(loaded, name) for name in names}
     first = llms[names[0]]
     prompt = list(english_ids(first.tokenizer, args.context))

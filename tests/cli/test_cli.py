@@ -64,7 +64,7 @@ def test_run_says_how_each_group_of_layers_is_stored(cli: Run, folder: Path) -> 
     assert (kv["format"], kv["planned_bytes"]) == (f"int8 + {dtype}", kv["allocated_bytes"])
     assert kv["num_blocks_used"] <= kv["num_blocks"]
     _, _, err = cli(*words)
-    assert f", {dtype}, the first 2 blocks once more" in err
+    assert f", int8, the first 2 blocks in {dtype}, too; 1 full" in err
     assert f"{kv['bytes_per_token']:,} B a token planned" in err
 
 

@@ -209,7 +209,7 @@ def test_a_measurement_that_somebody_changed_is_named(folder: Path, tmp_path: Pa
         (
             {"candidates": (Candidate("int8", 128),)},
             OptionError,
-            "skip is 64: in one of the formats no position before 128 reads",
+            "skip is 64: in one of the formats no position before 128",
         ),
         ({"candidates": ()}, OptionError, "no format"),
         ({"max_kld": math.nan}, OptionError, "max_kld"),

@@ -6,12 +6,10 @@ from hypothesis import strategies as st
 from small import runnable
 
 from kvfolio.errors import KvfolioError, OptionError, UnknownModelError
-from kvfolio.planner import memory, options
 from kvfolio.planner.layer_formats import LayerFormat, names_by_layer, parse_layer_formats
 from kvfolio.planner.memory import CacheOptions, plan_cache
 from kvfolio.planner.options import read_options
 from kvfolio.planner.report import make_plan
-from kvfolio.spec.formats import INT8, CacheFormat
 from kvfolio.spec.layers import FullAttention, PagedLayer, SlidingWindow
 from kvfolio.spec.layout import CacheLayout
 from kvfolio.spec.model import Network, RunnableSpec
@@ -60,8 +58,8 @@ def test_exceptions_are_read_as_people_write_them() -> None:
         ("5-3=int8", OptionError, "kv_layers has the layers 5-3, which are none; give 3-5"),
         ("0-3=int8,3=bf16", OptionError, "kv_layers names layer 3 twice, in int8 and in bf16"),
         ("4=int8,0-9=int8", OptionError, "kv_layers names layer 4 twice, in int8 and in int8"),
-        ("0=int3", UnknownModelError, "kv_layers, layer 0: unknown format 'int3'; known: f32"),
-        ("0-2=bf16/int3", UnknownModelError, "kv_layers, layers 0 to 2: unknown format 'int3'"),
+        ("0=int7", UnknownModelError, "kv_layers, layer 0: unknown format 'int7' of keys; known: f32"),
+        ("0-2=bf16/int7", UnknownModelError, "kv_layers, layers 0 to 2: unknown format 'int7' of values"),
     ],
 )
 def test_what_is_no_list_of_layers_is_refused_where_it_is_made(text: str, kind: type[KvfolioError], words: str) -> None:
@@ -174,22 +172,17 @@ def test_a_block_has_the_tokens_asked_for_or_those_of_the_formats() -> None:
     assert planned(FULL, block_tokens=64, kv_format="int8").block_tokens == 64
 
 
-def test_a_block_that_nobody_sized_is_as_large_as_the_format_that_wants_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wanted(fmt: CacheFormat) -> int:
-        return 64 if INT8 in (fmt.k, fmt.v) else 16
-
-    for room in (memory, options):
-        monkeypatch.setattr(room, "default_block_tokens", wanted)
-    assert [planned(FULL, kv_format=name).block_tokens for name in ("auto", "int8", "bf16/int8")] == [16, 64, 64]
-    assert planned(FULL, FULL, kv_layers="1=int8").block_tokens == 64
-    assert planned(FULL, kv_format="int8", kv_layers="0=exact").block_tokens == 16  # no layer is stored in int8
-    assert planned(FULL, kv_format="int8", block_tokens=8).block_tokens == 8
+def test_a_block_that_nobody_sized_is_as_large_as_the_format_that_wants_most() -> None:
+    assert [planned(FULL, kv_format=name).block_tokens for name in ("auto", "k8v4", "int4/bf16")] == [16, 16, 64]
+    assert planned(FULL, FULL, kv_layers="1=int4").block_tokens == 64
+    assert planned(FULL, kv_format="int4", kv_layers="0=exact").block_tokens == 16  # no layer is stored in int4
+    assert planned(FULL, kv_format="int4", block_tokens=16).block_tokens == 16
 
     def held(**asked: object) -> int:
         plan = make_plan(spec_of(FULL), read_options(context=65, **asked))  # type: ignore[arg-type]
         return plan.kv.kvfolio_bytes_at["65"]
 
-    # A token takes 80 bytes in int8 and 256 in f32; in an open block 128 in bf16, or 256 in f32.
-    assert held(kv_format="int8") == 64 * 80 + 64 * 128
-    assert held(kv_format="int8", block_tokens=8) == 64 * 80 + 8 * 128
+    # A token's key takes 8 bytes in int4 and 4 / T for each of 16 channels, its value 8 + 2; in an open block 64 both.
+    assert held(kv_format="int4") == 64 * 2 * (8 + 1 + 10) + 64 * 128
+    assert held(kv_format="int4", block_tokens=16) == 64 * 2 * (8 + 4 + 10) + 16 * 128
     assert held(kv_format="f32") == 64 * 256 + 16 * 256

@@ -8,7 +8,7 @@ import xml.etree.ElementTree as Xml
 from itertools import combinations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvfolio.errors import OptionError
@@ -45,6 +45,7 @@ def test_every_format_has_its_name_and_nothing_covers_it() -> None:
     ] == []
 
 
+@settings(deadline=None)
 @given(
     points=st.lists(
         st.builds(Point, st.just("int8"), st.floats(0.1, 40), st.just(0.0) | st.floats(1e-14, 30)), max_size=9

@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,7 +39,10 @@ def check(
     ] = None,
     formats: Annotated[
         str | None,
-        typer.Option(help="Formats, a comma between them; int8@64: with 64 block_tokens. Left out: those that run."),
+        typer.Option(
+            help="Formats, a comma between them; int8@64: with 64 block_tokens; int4@sink_blocks=1, "
+            "int4@kv_layers=0=int8. Left out: a choice from bf16 to int3."
+        ),
     ] = None,
     max_kld: Annotated[
         float, typer.Option(help="Mean KL divergence, in nats, that the chosen format may have.")
@@ -135,13 +139,14 @@ def _print_table(result: "Check") -> None:
     for line in _headlines(result):
         print(line)
     table = Table(box=None, pad_edge=False)
-    for column in COLUMNS:
+    columns, rows = _table(result)
+    for column in columns:
         table.add_column(column, justify="left" if column == "format" else "right", no_wrap=True)
-    for cells in _cells(result):
+    for cells in rows:
         table.add_row(*cells)
     console = Console(highlight=False)
-    whole = console.measure(table, options=console.options.update(width=10_000)).maximum
-    console.width = max(console.width, whole)  # a table that is cut says nothing: rather let the terminal wrap it
+    # A table that is cut says nothing: rather let the terminal wrap it.
+    console.width = console.measure(table, options=console.options.update(max_width=10_000)).maximum
     console.print(table)
     for line in _conclusions(result):
         print(line)
@@ -157,8 +162,11 @@ def _headlines(result: "Check") -> list[str]:
     ]
 
 
-def _cells(result: "Check") -> list[tuple[str, ...]]:
-    return [_row_cells(row, result) for row in (result.reference, *result.rows)]
+def _table(result: "Check") -> tuple[list[str], list[list[str]]]:
+    """(columns, rows); what was measured of no row has no column."""
+    rows = [_row_cells(row, result) for row in (result.reference, *result.rows)]
+    shown = [any(cell != "-" for cell in cells) for cells in zip(*rows, strict=True)]
+    return list(compress(COLUMNS, shown)), [list(compress(cells, shown)) for cells in rows]
 
 
 def _row_cells(row: "Row", result: "Check") -> tuple[str, ...]:
@@ -240,7 +248,7 @@ def _write_faces(result: "Check", html: Path | None, png: Path | None) -> None:
 
     if html is not None:
         notes = [*_headlines(result), *_conclusions(result)]
-        write_file(pareto_page(_plot(result), COLUMNS, _cells(result), notes), html)
+        write_file(pareto_page(_plot(result), *_table(result), notes), html)
         print(f"wrote {html}: open it in a browser", file=sys.stderr)
     if png is not None:
         write_file(png_bytes(pareto_picture(_plot(result))), png)

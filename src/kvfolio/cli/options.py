@@ -39,7 +39,7 @@ BlockTokens = Annotated[
     int | None,
     typer.Option(
         help="Tokens a block: 4, 8, 16, 32, 64, 128 or 256. "
-        "Left out: 16, or 64 where the format packs numbers below a byte."
+        "Left out: 16, or 64 where keys are int6 … int2, whose channels share scales along a block."
     ),
 ]
 Dtype = Annotated[str, typer.Option(help="What is computed in: auto (as published), f32, bf16 or f16.")]

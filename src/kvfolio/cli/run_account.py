@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kvfolio.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from kvfolio.engine.account import Account, PreemptionAccount, ReuseAccount
+    from kvfolio.engine.account import Account, KvAccount, PreemptionAccount, ReuseAccount
     from kvfolio.engine.answer import Completion
 
 SLOW_SHARE = 0.2  # of the decode limit; below it something else than the memory holds us up
@@ -36,21 +36,30 @@ def _print_rows(rows: list[tuple[str, str]]) -> None:
         print(f"{name:<12} {value}", file=sys.stderr)
 
 
+def _layers(kv: "KvAccount") -> str:
+    """The groups of layers; a sink group is told with the group before it, whose layers it has."""
+    told: list[str] = []
+    for layer in kv.layers:
+        if layer.num_sinks:
+            blocks = "block" if layer.num_sinks == 1 else f"{layer.num_sinks} blocks"
+            told[-1] += f", the first {blocks} in {layer.format}, too"
+            continue
+        told.append(
+            f"{layer.num_layers} {layer.kind.replace('_', ' ')} × {layer.num_kv_heads} kv heads × {layer.head_dim}"
+            + (f", window {layer.window}" if layer.window else "")
+            + (f", {layer.format}" if layer.format != kv.format else "")
+        )
+    return "; ".join(told)
+
+
 def print_account(account: "Account", completions: list["Completion"]) -> None:
     kv, speed = account.kv, account.speed
     num_prompt = sum(completion.usage.prompt_tokens for completion in completions)
     num_new = sum(completion.usage.completion_tokens for completion in completions)
-    layers = "; ".join(
-        f"{layer.num_layers} {layer.kind.replace('_', ' ')} × {layer.num_kv_heads} kv heads × {layer.head_dim}"
-        + (f", window {layer.window}" if layer.window else "")
-        + (f", {layer.format}" if layer.format != kv.format else "")
-        + (f", the first {layer.num_sinks} blocks once more" if layer.num_sinks else "")
-        for layer in kv.layers
-    )
     wasted = kv.wasted_bytes / kv.used_bytes if kv.used_bytes else 0.0
     rows = [
         ("tokens", f"{num_prompt:,} prompt + {num_new:,} generated, {account.num_steps:,} steps"),
-        ("cache", f"{kv.bytes_per_token:,} B a token planned ({layers}; {kv.format})"),
+        ("cache", f"{kv.bytes_per_token:,} B a token planned ({_layers(kv)}; {kv.format})"),
         (
             "pool",
             f"{format_bytes(kv.allocated_bytes)} allocated, {format_bytes(kv.planned_bytes)} planned: "

@@ -83,7 +83,7 @@ def _parse_candidate(text: str) -> Candidate:
             )
         is_number = "int" in str(known[name].type)
         if is_number and not (value.isascii() and value.isdigit()):
-            raise OptionError(f"{name} is {value!r} in {text!r}; accepted: a whole number, such as {kv_format}@64")
+            raise OptionError(f"{name} is {value!r} in {text!r}; accepted: a whole number")
         options[name] = int(value) if is_number else value.replace("+", ",")
     return Candidate(kv_format, **options)
 

@@ -221,6 +221,7 @@ class _Session:
                 file.write(logits[max(0, skip - start) :])
                 self._progress.add(len(logits))
 
+            self._model("f32")  # read under its own name
             self._progress.tell("reference")
             self._compute(self._exact, self.options.chunk, keep)
             for candidate, chunk in missing:
@@ -261,10 +262,11 @@ class _Session:
         for candidate in self._asked():
             if candidate in self._failed or self._records.has(self._recall_key(candidate)):
                 continue
+            loaded = self._model("f32")
             self._progress.tell(f"{self._names.get(candidate, EXACT.name)}: needle")
             memory = candidate.kv_memory(self.spec, "f32", 2 * longest)  # the prompt before stays, for its beginning
             options = {**candidate.options(), "kv_memory": memory, "max_step_tokens": self.options.chunk}
-            llm = LLM(self._model("f32"), dtype="f32", device=self.options.device, max_running=1, **options)
+            llm = LLM(loaded, dtype="f32", device=self.options.device, max_running=1, **options)
             found = recall(llm, self._haystacks, lambda one: self._progress.add(len(one.prompt)))
             self._records.add(self._recall_key(candidate), dataclasses.asdict(found))
 

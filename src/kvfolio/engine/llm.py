@@ -63,7 +63,7 @@ class LLMOptions:
 
     kv_memory: str | int | None = None  # bytes or text such as "1GiB"; None: 1 GiB, or less on a small machine
     kv_format: str = "auto"  # auto: the compute dtype
-    block_tokens: int | None = None  # None: 16, or 64 where the format packs numbers below a byte
+    block_tokens: int | None = None  # None: 16, or 64 where keys share scales along a block: int6 … int2
     kv_layers: str = ""  # layers that are stored otherwise, such as 0-1=bf16,29=int8; exact: as computed
     sink_blocks: int = 0  # first blocks of every sequence that lossy full-attention layers keep exact
     max_running: int = DEFAULT_MAX_RUNNING

@@ -39,7 +39,7 @@ def encode(x: Tensor, fmt: Format) -> tuple[Tensor, Tensor | None]:
 
     int8: scale = max |x| / levels, code = round_half_even(x / scale); ``levels`` is 127, or a few less where
     127 * scale would not give max |x| back exactly. fp8-scaled: max |x| becomes 256.
-    int6 to int2: see ``_vector_scales`` and ``_encode_channels``. Zeros stay zero; in bf16 constant vectors and
+    Packed formats: see ``_vector_scales`` and ``_encode_channels``. Zeros stay zero; in bf16 constant vectors and
     channels come back exactly.
     """
     if fmt.is_float:
@@ -198,11 +198,10 @@ def unseal(codes: Tensor, scales: Tensor, fmt: Format, is_key: bool, width: int)
     numbers = (numbers.transpose(-2, -1) if is_key else numbers)[..., :width]
     if fmt.scale_bytes == 0:
         return decode(numbers, None, fmt)
-    dtype, count = (torch.float32, tokens) if fmt.scale_bytes == 4 else (torch.bfloat16, tokens)
     if fmt.scale_tokens:
-        dtype, count = torch.bfloat16, 2 * padded
-    found = scales[..., : count * dtype.itemsize].contiguous().view(dtype)
-    return decode(numbers, found.reshape(*rows, 2, padded)[..., :width] if fmt.scale_tokens else found, fmt)
+        pairs = scales[..., : padded * fmt.scale_bytes].contiguous().view(torch.bfloat16)
+        return decode(numbers, pairs.reshape(*rows, 2, padded)[..., :width], fmt)
+    return decode(numbers, scales.contiguous().view(torch.float32 if fmt.scale_bytes == 4 else torch.bfloat16), fmt)
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:

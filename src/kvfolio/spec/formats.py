@@ -141,7 +141,7 @@ def find_format(name: str, is_key: bool, block_tokens: int | None = None) -> For
     """
     fmt = _WHOLE_BYTES.get(name) or _packed(name, is_key, block_tokens or DEFAULT_PACKED_TOKENS)
     if fmt is None:
-        variants = "-rotated, -token" + (", -channel" if is_key else "")
+        variants = "-rotated, -token" + (", -channel" if is_key else " (-channel is for keys alone: int4-channel/int4)")
         raise UnknownModelError(
             f"unknown format {name!r} of {'keys' if is_key else 'values'}; known: {', '.join(FORMAT_NAMES)}, "
             f"the last {len(PACKED_BITS) + 1} also with {variants}"

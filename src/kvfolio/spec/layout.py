@@ -52,9 +52,8 @@ class GroupLayout:
 
     def blocks_needed(self, position: int, block_tokens: int) -> range:
         """The full blocks of a sequence, of those that this group holds, which a query at ``position`` reads."""
-        last = position // block_tokens
         first = self.group.kind.first_token_needed(position) // block_tokens
-        return range(first, last if self.num_sinks is None else min(last, self.num_sinks))
+        return range(first, first + self.num_held(first, position // block_tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ class CacheLayout:
     @property
     def row_bytes(self) -> int:
         """One sealed block in every group but the sinks: what ``block_tokens`` more tokens of a sequence take."""
-        return sum(group.block_bytes for group in self.groups if group.num_sinks is None)
+        return sum(group.block_bytes for group in self.groups if not group.is_sinks)
 
     @property
     def first_row_bytes(self) -> int:
