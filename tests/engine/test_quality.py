@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvfolio.engine import quality
@@ -34,6 +34,7 @@ def _kld(reference: Sequence[float], found: Sequence[float]) -> float:
     return math.fsum(math.exp(a) * (a - b) for a, b in zip(p, q, strict=True))
 
 
+@settings(deadline=None)
 @given(case=measured(), piece=st.integers(1, 40), cut=st.integers(0, 12))
 def test_the_meter_is_its_definition_however_the_positions_are_cut(
     case: tuple[Rows, Rows, list[int]], piece: int, cut: int

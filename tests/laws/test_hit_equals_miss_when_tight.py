@@ -203,7 +203,8 @@ def test_random_mixes_on_a_tight_pool_answer_as_cold_runs(setting: Setting, seed
     swap = {"swap_memory": draw.choice(["64KiB", "1MiB"])} if options["preemption"] == "swap" else {}
     warm = open_warm(setting, block_tokens, rows=112 // block_tokens, max_running=4, **options, **swap)
     mix(warm, draw, 24)
-    assert num_evicted(warm.llm) > 0 or block_tokens > 4  # few texts fill seven long blocks
+    if block_tokens == 4:  # few texts fill seven long blocks
+        assert num_evicted(warm.llm) > 0
     assert warm.llm.snapshot().counters.num_hit_tokens > 0
 
 

@@ -1,7 +1,7 @@
 """Layers that are stored otherwise: read as people write them, refused by name, cut into groups of their own."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from small import runnable
 
@@ -75,6 +75,7 @@ def test_a_layer_that_the_model_does_not_have_is_refused_with_those_it_has() -> 
         planned(FULL, FULL, FULL, kv_layers="2-9=int8")
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(["int8", "bf16", "f32", "exact", ""]), min_size=1, max_size=12))
 def test_every_layer_has_the_format_that_was_given_to_it(wanted: list[str]) -> None:
     text = ",".join(f"{layer}={name}" for layer, name in enumerate(wanted) if name)

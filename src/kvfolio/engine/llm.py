@@ -143,7 +143,8 @@ class LLM:
             sink_blocks=self.options.sink_blocks,
         )
         self.layout = plan_cache(self.spec, self.dtype, cache_options)
-        tell_unscaled(self.layout)
+        if loaded is None:  # whoever loads a model once for many caches has said what they are
+            tell_unscaled(self.layout)
         scheduling = SchedulerOptions(
             self.spec.max_context,
             self.options.max_step_tokens,
