@@ -43,7 +43,7 @@ FORMATS = [
     ("int5-token/int3-token", "bf16"),
     ("k8v4", "bf16"),
     ("int4/f16", "f32"),
-    ("int8-channel/int8-rotated", "bf16"),
+    ("int8-channel", "bf16"),
 ]
 WIDTHS = [20, 64, 80, 96, 128, 256]
 BLOCK_TOKENS = [4, 16, 32, 256]

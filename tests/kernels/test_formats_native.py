@@ -91,7 +91,7 @@ class SinkCache(PoisonedCache):
         return self.sealed, self.open, self.sinks
 
 
-@pytest.mark.parametrize("name", [*FORMAT_NAMES, *VARIANTS, "int8-channel/int8-rotated"])
+@pytest.mark.parametrize("name", [*FORMAT_NAMES, *VARIANTS, "int8-channel"])
 @pytest.mark.parametrize("kind", ["tiny", "huge", "nan", "inf"])
 @pytest.mark.parametrize("table", native.instruction_sets())
 def test_extreme_and_broken_numbers_leave_the_same_bytes(name: str, kind: str, table: str) -> None:

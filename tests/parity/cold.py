@@ -96,7 +96,7 @@ SETTINGS = [
     Setting("gemma3", "f32", "k8v4"),
     Setting("mistral", "bf16", "int6"),
     Setting("gpt2", "f32", "int5/int2"),
-    Setting("llama", "f32", "int8-channel/int8-rotated"),
+    Setting("llama", "f32", "int8-channel"),
     Setting("gemma3", "bf16", "int3-rotated/int4-token"),
 ]
 SINKS = [

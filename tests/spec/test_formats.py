@@ -95,7 +95,9 @@ def test_bits_of_keys_and_values_have_a_short_name(short: str, name: str) -> Non
 def test_the_usual_variant_needs_no_name() -> None:
     assert find_cache_format("int4-channel/int4-rotated") == find_cache_format("int4")
     assert find_cache_format("int4-rotated/int4-token").name == "int4-rotated/int4-token"
-    assert find_cache_format("int8-channel/int8-rotated").name == "int8-channel/int8-rotated"  # int8 is none of them
+    assert find_cache_format("int8-channel/int8-rotated").name == "int8-channel"  # int8 is none of them
+    assert find_cache_format("int8-channel") == find_cache_format("int8-channel/int8-rotated")
+    assert find_cache_format("int8-channel/int8").name == "int8-channel/int8"
 
 
 @pytest.mark.parametrize(
@@ -107,7 +109,7 @@ def test_an_unknown_format_is_refused_with_the_known_ones(name: str) -> None:
 
 
 def test_values_have_no_scales_of_channels() -> None:
-    with pytest.raises(UnknownModelError, match=r"'int4-channel' of values; .* -token \(-channel is for keys alone"):
+    with pytest.raises(UnknownModelError, match=r"'int4-channel' of values; .* -token \(-channel is for keys"):
         find_cache_format("int8/int4-channel")
 
 

@@ -12,8 +12,7 @@ from kvfolio.planner.memory import CacheOptions, plan_cache
 from kvfolio.spec.layout import CacheLayout, GroupLayout
 from kvfolio.spec.model import RunnableSpec
 
-EIGHT_BITS = "int8-channel/int8-rotated"
-DEFAULT_FORMATS = ("bf16", "fp8", "int8", EIGHT_BITS, "k8v4", "int6", "k6v4", "int4", "k5v3", "k4v3", "int3")
+DEFAULT_FORMATS = ("bf16", "fp8", "int8", "int8-channel", "k8v4", "int6", "k6v4", "int4", "k5v3", "k4v3", "int3")
 ENOUGH = 1 << 60  # bytes of kv_memory for a layout that is only counted
 
 

@@ -118,7 +118,9 @@ class CacheFormat:
     def name(self) -> str:
         if self.rope is not None:
             return _LATENT_FP8
-        return self.k.name if self.k.name == self.v.name else f"{self.k.name}/{self.v.name}"
+        if self.v.name in (self.k.name, _usual_values(self.k.name)):
+            return self.k.name
+        return f"{self.k.name}/{self.v.name}"
 
     @property
     def default_block_tokens(self) -> int | None:
@@ -141,7 +143,7 @@ def find_format(name: str, is_key: bool, block_tokens: int | None = None) -> For
     """
     fmt = _WHOLE_BYTES.get(name) or _packed(name, is_key, block_tokens or DEFAULT_PACKED_TOKENS)
     if fmt is None:
-        variants = "-rotated, -token" + (", -channel" if is_key else " (-channel is for keys alone: int4-channel/int4)")
+        variants = "-rotated, -token" + (", -channel" if is_key else " (-channel is for keys)")
         raise UnknownModelError(
             f"unknown format {name!r} of {'keys' if is_key else 'values'}; known: {', '.join(FORMAT_NAMES)}, "
             f"the last {len(PACKED_BITS) + 1} also with {variants}"
@@ -166,7 +168,8 @@ def _packed(name: str, is_key: bool, block_tokens: int) -> Format | None:
 def find_cache_format(name: str, block_tokens: int | None = None) -> CacheFormat:
     """The cache format called ``name`` that the engine stores.
 
-    One format for both (``int8``), ``keys/values`` (``bf16/int8``), or short ``k8v4`` (int8 keys, int4 values).
+    One format for both (``int8``), ``keys/values`` (``bf16/int8``), or short ``k8v4`` (int8 keys, int4 values);
+    ``int8-channel`` alone is ``int8-channel/int8-rotated``.
     ``block_tokens``: of the blocks it is for; keys of packed formats share scales along a block.
     """
     k_name, v_name = _two_names(name)
@@ -179,7 +182,12 @@ def _two_names(name: str) -> tuple[str, str]:
         k_name, v_name = ("bf16" if bits == "16" else f"int{bits}" for bits in short.groups())
         return k_name, v_name
     k_name, slash, v_name = name.partition("/")
-    return k_name, v_name if slash else k_name
+    return k_name, v_name if slash else _usual_values(k_name)
+
+
+def _usual_values(k_name: str) -> str:
+    """The name of the values' format where one name is given: channels share scales in keys alone."""
+    return k_name.replace("-channel", "-rotated")
 
 
 def format_of_dtype(word: str) -> Format | None:
