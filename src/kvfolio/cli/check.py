@@ -140,8 +140,8 @@ def _print_table(result: "Check") -> None:
     for cells in _cells(result):
         table.add_row(*cells)
     console = Console(highlight=False)
-    if console.width < 120:  # a table that is cut says nothing: rather let the terminal wrap it
-        console.width = 120
+    # A table that is cut says nothing: rather let the terminal wrap it.
+    console.width = max(console.width, console.measure(table, options=console.options.update(max_width=1000)).maximum)
     console.print(table)
     for line in _conclusions(result):
         print(line)

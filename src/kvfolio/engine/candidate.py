@@ -15,6 +15,7 @@ from kvfolio.spec.model import RunnableSpec
 EIGHT_BITS = "int8-channel/int8-rotated"
 DEFAULT_FORMATS = ("bf16", "fp8", "int8", EIGHT_BITS, "k8v4", "int6", "k6v4", "int4", "k5v3", "k4v3", "int3")
 ENOUGH = 1 << 60  # bytes of kv_memory for a layout that is only counted
+MAX_DIGITS = 9  # of a number that is typed
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +82,10 @@ def _parse_candidate(text: str) -> Candidate:
             raise OptionError(
                 f"{word!r} in {text!r} is no option of a format; accepted: @64 (block_tokens), {accepted}"
             )
+        if name in options:
+            raise OptionError(f"{text!r} has {name} twice; leave one of them out")
         is_number = "int" in str(known[name].type)
-        if is_number and not (value.isascii() and value.isdigit()):
+        if is_number and not (value.isascii() and value.isdigit() and len(value) <= MAX_DIGITS):
             raise OptionError(f"{name} is {value!r} in {text!r}; accepted: a whole number, such as {kv_format}@64")
         options[name] = int(value) if is_number else value.replace("+", ",")
     return Candidate(kv_format, **options)
