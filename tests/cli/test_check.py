@@ -139,3 +139,30 @@ def test_the_defaults_of_the_verb_are_those_of_the_engine() -> None:
 )
 def test_less_than_all_is_never_printed_as_all(share: float, text: str) -> None:
     assert _percent(share) == text
+
+
+def test_no_cell_of_the_table_is_cut_however_long_its_names_are(cli: Run, folder: Path) -> None:
+    formats = "int8-channel/int8-rotated,int8@kv_layers=0-1=exact@sink_blocks=1"
+    words = ("--tokens", 200, "--skip", 64, "--chunk", 40, "--needle-tokens", 30)
+    status, out, err = cli("check", folder, "--formats", formats, *words, "--max-kld", 1)
+    assert status == 0, err
+    assert "…" not in out
+    (head,) = (line for line in out.splitlines() if line.startswith("format"))
+    assert all(column in head for column in COLUMNS)
+    assert all(any(line.startswith(f"{name} ") for line in out.splitlines()) for name in formats.split(","))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--threads", 0), "threads is 0; accepted"),
+        (("--threads", 100000), "threads is 100000; accepted"),
+        (("--max-kld", "inf"), "max_kld is inf; accepted"),
+    ],
+)
+def test_numbers_that_the_machine_or_json_cannot_take_are_refused(
+    cli: Run, folder: Path, words: tuple[object, ...], expected: str
+) -> None:
+    status, _, err = cli("check", folder, "--formats", "int8", *QUICK, *words)
+    assert status == 2
+    assert expected in err

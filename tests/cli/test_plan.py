@@ -209,3 +209,19 @@ def test_the_command_line_and_python_plan_the_same_fleet(
     status, out, _ = cli("fleet", "llama-3.1-8b", "--conversations", 100, *words, "--json")
     assert status == 0
     assert json.loads(out) == json.loads(json.dumps(dataclasses.asdict(kvfolio.fleet("llama-3.1-8b", 100, **options))))
+
+
+@pytest.mark.parametrize("block_tokens", [4, 8])
+def test_blocks_too_small_for_packed_formats_are_planned_like_any_other(
+    cli: Run, tmp_path: Path, block_tokens: int
+) -> None:
+    blocks = ("--block-tokens", block_tokens)
+    status, out, err = cli("plan", "llama-3.1-8b", "--context", "4096", *blocks)
+    assert status == 0, err
+    assert "--kv-format fp8: " in out
+    assert "--kv-format int4: " not in out  # the engine would refuse it beside these blocks
+    status, out, err = cli("plan", "llama-3.1-8b", "--context", "4096", *blocks, "--what-if")
+    assert status == 0, err
+    assert "int4" in out
+    status, _, err = cli("plan", "llama-3.1-8b", "--context", "4096", *blocks, "--html", tmp_path / "page.html")
+    assert status == 0, err

@@ -33,6 +33,8 @@ def test_formats_are_read_and_written_alike() -> None:
         ("int8@kv_format=int4", "no option"),
         ("int8@many", "block_tokens is 'many'"),
         ("int8@-4", "block_tokens is '-4'"),
+        ("int8@" + "9" * 5000, "block_tokens is '9"),
+        ("int8@8@16", "'int8@8@16' has block_tokens twice"),
     ],
 )
 def test_what_is_no_format_is_refused(typed: str, words: str) -> None:

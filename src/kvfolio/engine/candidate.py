@@ -14,6 +14,7 @@ from kvfolio.spec.model import RunnableSpec
 
 DEFAULT_FORMATS = ("bf16", "fp8", "int8", "int8-channel", "k8v4", "int6", "k6v4", "int4", "k5v3", "k4v3", "int3")
 ENOUGH = 1 << 60  # bytes of kv_memory for a layout that is only counted
+MAX_DIGITS = 9  # of a number that is typed
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +81,13 @@ def _parse_candidate(text: str) -> Candidate:
             raise OptionError(
                 f"{word!r} in {text!r} is no option of a format; accepted: @64 (block_tokens), {accepted}"
             )
+        if name in options:
+            raise OptionError(f"{text!r} has {name} twice; leave one of them out")
         is_number = "int" in str(known[name].type)
-        if is_number and not (value.isascii() and value.isdigit()):
-            raise OptionError(f"{name} is {value!r} in {text!r}; accepted: a whole number")
+        if is_number and not (value.isascii() and value.isdigit() and len(value) <= MAX_DIGITS):
+            raise OptionError(
+                f"{name} is {value!r} in {text!r}; accepted: a whole number of at most {MAX_DIGITS} digits"
+            )
         options[name] = int(value) if is_number else value.replace("+", ",")
     return Candidate(kv_format, **options)
 

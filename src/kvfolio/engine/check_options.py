@@ -3,10 +3,11 @@
 Knows nothing of models, and not how anything is measured.
 """
 
+import math
 from dataclasses import dataclass
 
 from kvfolio.engine.candidate import DEFAULT_FORMATS, Candidate
-from kvfolio.engine.params import check_int, refusal
+from kvfolio.engine.params import MAX_THREADS, check_int, refusal
 from kvfolio.errors import OptionError
 
 DEFAULT_TOKENS = 5000
@@ -44,7 +45,9 @@ class CheckOptions:
         check_int("chunk", self.chunk, 2, 2**20, "2 or more tokens, such as 512")
         check_int("needle_tokens", self.needle_tokens, 0, 2**40, "a number of tokens; 0: no needle")
         check_int("speed_tokens", self.speed_tokens, 0, 2**20, "a number of tokens; 0: speed is not measured")
-        if not isinstance(self.max_kld, int | float) or not self.max_kld >= 0:
+        if self.threads is not None:
+            check_int("threads", self.threads, 1, MAX_THREADS, f"1 to {MAX_THREADS}; leave it out for torch's choice")
+        if not isinstance(self.max_kld, int | float) or not 0 <= self.max_kld < math.inf:
             raise refusal("max_kld", self.max_kld, "0 or more nats, such as 0.01")
 
     @property

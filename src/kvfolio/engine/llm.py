@@ -28,7 +28,7 @@ from kvfolio.engine.machine import (
     tell_unscaled,
     usable_kv_memory,
 )
-from kvfolio.engine.params import CacheParams, Retention, SamplingParams, check_int, each, refusal
+from kvfolio.engine.params import MAX_THREADS, CacheParams, Retention, SamplingParams, check_int, each, refusal
 from kvfolio.engine.runner import Runner
 from kvfolio.engine.sequence import TextSequence, checked_ids
 from kvfolio.engine.text import StopMatcher, TextStream
@@ -54,7 +54,6 @@ from kvfolio.units import parse_bytes
 Messages = Sequence[dict[str, str]]
 Prompt = str | Sequence[int] | Messages  # a text as it is, token ids, or a conversation for the chat template
 MAX_SAMPLES = 1 << 16
-MAX_THREADS = 1024  # far more than help; the OpenMP runtime ends the process when it cannot make as many as asked for
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from kvfolio.errors import OptionError, RequestError
 
 MAX_LOGPROBS = 20
 MAX_SEED = 2**63 - 1
+MAX_THREADS = 1024  # far more than help; the OpenMP runtime ends the process when it cannot make as many as asked for
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,10 @@ def _levers(spec: ModelSpec, options: PlanOptions, plan: Plan, users: int) -> It
     if plan.kv.format in ("bf16", "f16", "f32"):
         has_latents = any(layer.kind.startswith("latent") for layer in plan.kv.layers)
         for fmt in ("fp8",) if has_latents else ("fp8", "int4"):  # no engine keeps latents in 4 bits
-            count = _users_with(spec, replace(options, kv_format=fmt), first.context) or 0
+            asked = options.in_format(fmt)
+            if asked.block_tokens != options.block_tokens:
+                continue  # it is not for blocks so small
+            count = _users_with(spec, asked, first.context) or 0
             if count > users:
                 yield f"--kv-format {fmt}: {users:,} → {count:,} users {at}"
     yield from _smaller_weights(spec, options, plan, users)

@@ -56,7 +56,7 @@ def what_if(spec: ModelSpec, options: PlanOptions) -> tuple[WhatIf, ...]:
     return (
         row("as published", "published", published),
         *(row(name, "design", make_plan(body, options)) for name, body in designs),
-        *(row(fmt, "format", make_plan(spec, replace(options, kv_format=fmt))) for fmt in FORMATS),
+        *(row(fmt, "format", make_plan(spec, options.in_format(fmt))) for fmt in FORMATS),
     )
 
 

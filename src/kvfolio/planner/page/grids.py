@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 from kvfolio.planner import capacity, sizes
 from kvfolio.planner.hardware import Device, devices
-from kvfolio.planner.memory import default_block_tokens
 from kvfolio.planner.options import PlanOptions
 from kvfolio.planner.parallel import DeviceShare, device_shares
 from kvfolio.planner.report import Plan, make_plan, plain
@@ -18,7 +17,7 @@ from kvfolio.planner.scene import published_weights_bytes, with_encoder
 from kvfolio.planner.steptime import Speeds, prefill_work, step_time
 from kvfolio.planner.whatif import what_if
 from kvfolio.planner.words import long_words
-from kvfolio.spec.formats import CacheFormat, parse_cache_format
+from kvfolio.spec.formats import CacheFormat
 from kvfolio.spec.layers import parts_of
 from kvfolio.spec.model import ModelSpec
 
@@ -125,7 +124,7 @@ def make_grid(specs: Sequence[ModelSpec], options: PlanOptions) -> Grid:
         "count": counts.index(options.devices),
         "device": device,
     }
-    parsed = tuple(parse_cache_format(name, options.block_tokens) for name in formats)
+    parsed = tuple(options.in_format(name).cache_format for name in formats)
     axes = _Axes(options, contexts, users, parsed, formats, counts)
     models = tuple(_model_grid(spec, axes) for spec in specs)
     return Grid(contexts, users, formats, counts, rows, models, chosen)
@@ -145,7 +144,7 @@ class _Axes:
 
     def block(self, fmt: CacheFormat) -> int:
         """Tokens of a block in ``fmt``."""
-        return self.options.block_tokens or default_block_tokens(fmt)
+        return self.options.in_format(self.format_names[self.formats.index(fmt)]).chosen_block_tokens
 
 
 def _stops(low: int, high: int, more: Sequence[int]) -> tuple[int, ...]:
@@ -272,7 +271,7 @@ def _ladders(
     silent = replace(axes.options.device, bandwidth_bytes_per_s=None)  # no speeds are asked for
     bare = replace(axes.options, mean_tokens=None, prefix_tokens=0)  # they need not fit every context of the page
     quiet = replace(bare, device=silent, devices=1, contexts=axes.contexts)
-    asked = {name: replace(quiet, kv_format=name) for name in axes.format_names}
+    asked = {name: quiet.in_format(name) for name in axes.format_names}
     of_latents = {name for name, fmt in zip(axes.format_names, axes.formats, strict=True) if fmt.rope is not None}
     found = {name: what_if(spec, options) for name, options in asked.items() if name not in of_latents}
     rows = found[FORMATS[-1]]  # which is for any design
