@@ -108,6 +108,7 @@ def test_a_png_is_written(cli: Run, folder: Path, tmp_path: Path) -> None:
         (("--resume", "missing/check.jsonl"), "cannot hold measurements"),
         (("--resume", "prose.txt"), "holds no measurements"),
         (("--max-kld", "nan"), "max_kld"),
+        (("--html", "new.x", "--resume", "new.x"), "name one file twice"),
         (("--tokens", 100000), "the model reads 512"),
         (("--chunk", 0), "chunk"),
     ],

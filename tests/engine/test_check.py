@@ -134,6 +134,27 @@ def test_a_format_whose_logits_overflow_is_a_row_without_quality(
     assert counters["recall"].num_calls == 2  # the exact cache, and int8
 
 
+@pytest.mark.parametrize("what", ["recall", "decode_speed"])
+def test_what_fails_behind_the_text_costs_its_own_cell_alone(
+    what: str, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    measure = getattr(engine, what)
+
+    def failing(*given: Any, **options: Any) -> Any:
+        fmt = options.get("kv_format") or given[0].options.kv_format
+        if fmt == "bf16":
+            raise RequestError("the logits are not finite")
+        return measure(*given, **options)
+
+    monkeypatch.setattr(engine, what, failing)
+    result = check(folder, CheckOptions(parse_candidates("bf16,int8"), **WHOLE))
+    broken, sound = result.rows
+    missing = [row.recall if what == "recall" else row.speed for row in (broken, sound)]
+    assert missing[0] is None and missing[1] is not None
+    assert broken.quality is not None
+    assert any("the logits are not finite" in record.getMessage() for record in caplog.records)
+
+
 def test_a_model_that_overflows_by_itself_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def overflowing(loaded: object, ids: object, on_logits: Callable[..., None], **given: Any) -> None:
         logits_of.text_logits(loaded, ids, lambda start, rows: on_logits(start, rows / 0), **given)  # type: ignore[arg-type]

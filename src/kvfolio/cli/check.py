@@ -64,7 +64,7 @@ def check(
     as_json: Json = False,
 ) -> None:
     """What does each cache format cost in quality, on your model and text? Status 1: none is within --max-kld."""
-    _check_faces(html, png)
+    _check_faces(html, png, resume)
     with needs_torch():
         from kvfolio.engine.candidate import parse_candidates
         from kvfolio.engine.check import check as check_formats
@@ -229,8 +229,11 @@ def _choice(result: "Check") -> str:
     return f"no format has mean KLD <= {result.max_kld:g}: the closest is {name} with {kld:.2g}"
 
 
-def _check_faces(html: Path | None, png: Path | None) -> None:
+def _check_faces(html: Path | None, png: Path | None, resume: Path | None) -> None:
     """Refuse now what could not be written after minutes of measuring."""
+    given = [path.absolute() for path in (html, png, resume) if path is not None]
+    if len(set(given)) < len(given):
+        raise OptionError("--html, --png and --resume name one file twice; name one for each")
     from kvfolio.planner.page.picture import check_png
     from kvfolio.planner.page.written import check_writable
 

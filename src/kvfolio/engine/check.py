@@ -267,7 +267,11 @@ class _Session:
             memory = candidate.kv_memory(self.spec, "f32", 2 * longest)  # the prompt before stays, for its beginning
             options = {**candidate.options(), "kv_memory": memory, "max_step_tokens": self.options.chunk}
             llm = LLM(loaded, dtype="f32", device=self.options.device, max_running=1, **options)
-            found = recall(llm, self._haystacks, lambda one: self._progress.add(len(one.prompt)))
+            try:
+                found = recall(llm, self._haystacks, lambda one: self._progress.add(len(one.prompt)))
+            except RequestError as error:  # logits that are not finite here, though they were in the text
+                self._tell_failed(candidate, "needle", error)
+                continue
             self._records.add(self._recall_key(candidate), dataclasses.asdict(found))
 
     def measure_speed(self) -> None:
@@ -279,9 +283,17 @@ class _Session:
             self._progress.tell(f"{self._names[candidate]}: speed")
             memory = candidate.kv_memory(self.spec, loaded.dtype, len(self._ids))
             options = {**candidate.options(), "kv_memory": memory, "max_step_tokens": self.options.chunk}
-            speed = decode_speed(loaded, self._ids, self.options.speed_tokens, **options)
+            try:
+                speed = decode_speed(loaded, self._ids, self.options.speed_tokens, **options)
+            except RequestError as error:  # not finite in this dtype
+                self._tell_failed(candidate, "speed", error)
+                continue
             self._records.add(self._speed_key(candidate), dataclasses.asdict(speed))
             self._progress.add(len(self._ids))
+
+    def _tell_failed(self, candidate: Candidate, what: str, error: RequestError) -> None:
+        """One measurement less; the others go on."""
+        logger.warning("%s: no %s: %s", self._names.get(candidate, EXACT.name), what, error)
 
     # ---- the answer --------------------------------------------------------------------------------------------------
 
