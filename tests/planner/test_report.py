@@ -245,7 +245,7 @@ def test_options_outside_their_range_are_refused_by_name(given: dict[str, object
 
 
 def test_an_unknown_format_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(UnknownModelError, match="unknown format 'int7'; known: f32"):
+    with pytest.raises(UnknownModelError, match="unknown format 'int7' of keys; known: f32"):
         read_options(kv_format="int7")
 
 

@@ -214,8 +214,7 @@ def parse_format(name: str, is_key: bool = False, block_tokens: int | None = Non
         return find_format(name, is_key, block_tokens)
     except UnknownModelError as error:
         raise UnknownModelError(
-            f"{error}; plan counts fp8, int8, int6 and int4 with -g and the numbers that share one f16 scale, too "
-            "(int4-g64; -g0: no scales), and int4-head, vLLM's"
+            f"{error}; plan also counts int4-g64 (one f16 scale for 64 numbers, -g0: none) and int4-head (vLLM's)"
         ) from error
 
 
