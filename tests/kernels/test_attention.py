@@ -16,7 +16,7 @@ from kvfolio.errors import OptionError
 from kvfolio.kernels.codec import decode, encode
 from kvfolio.kernels.reference import ReferenceOps
 from kvfolio.kernels.shapes import ChunkBlocks, LayerGeometry, LayerMemory
-from kvfolio.spec.formats import PACK, Format, find_cache_format
+from kvfolio.spec.formats import Format, find_cache_format
 
 native = pytest.importorskip(
     "kvfolio.kernels.native", reason="the C++ kernels are not built here", exc_type=ImportError
@@ -53,8 +53,7 @@ HEADS = [(4, 2), (3, 3), (8, 1), (9, 3), (30, 1), (5, 1)]  # query and kv heads:
 
 def least_tokens(stored: str) -> int:
     """Tokens of the smallest blocks that can be stored so."""
-    fmt = find_cache_format(stored)
-    return PACK if fmt.k.is_packed or fmt.v.is_packed else 4
+    return max(4, find_cache_format(stored).least_block_tokens)
 
 
 # Both compute in f32 and round the output once: values reach 30, sums are ordered differently, the last bit may differ.

@@ -17,7 +17,7 @@ from kvfolio import LLM, SamplingParams
 from kvfolio.engine.answer import Completion
 from kvfolio.engine.params import CacheParams
 from kvfolio.sched.scheduler import _Draft
-from kvfolio.spec.formats import PACK, find_cache_format
+from kvfolio.spec.formats import find_cache_format
 
 Prompt = Sequence[int]
 
@@ -68,10 +68,7 @@ class Setting(NamedTuple):
     @property
     def block_tokens(self) -> int:
         """Of the smallest blocks that can be stored so."""
-        if self.kv_format == "auto":
-            return 4
-        fmt = find_cache_format(self.kv_format)
-        return PACK if fmt.k.is_packed or fmt.v.is_packed else 4
+        return 4 if self.kv_format == "auto" else max(4, find_cache_format(self.kv_format).least_block_tokens)
 
     @property
     def is_lossless(self) -> bool:

@@ -15,7 +15,7 @@ from kvfolio.errors import OptionError
 from kvfolio.planner.hardware import Device, devices, find_device
 from kvfolio.planner.memory import check_block_tokens, default_block_tokens
 from kvfolio.planner.sizes import DEFAULT_IN_FLIGHT
-from kvfolio.spec.formats import PACK, CacheFormat, parse_cache_format
+from kvfolio.spec.formats import CacheFormat, parse_cache_format
 from kvfolio.units import parse_bytes, parse_tokens
 
 DEFAULT_DEVICE = "h100-sxm"
@@ -74,9 +74,8 @@ class PlanOptions:
 
     def in_format(self, kv_format: str) -> "PlanOptions":
         """The same in another format: in its own blocks where those that were asked for are too small for it."""
-        fmt = parse_cache_format(kv_format)
-        packed = (fmt.k.is_packed or fmt.v.is_packed) and self.chosen_block_tokens < PACK
-        return replace(self, kv_format=kv_format, block_tokens=None if packed else self.block_tokens)
+        is_small = self.chosen_block_tokens < parse_cache_format(kv_format).least_block_tokens
+        return replace(self, kv_format=kv_format, block_tokens=None if is_small else self.block_tokens)
 
     @property
     def _format_name(self) -> str:

@@ -127,6 +127,11 @@ class CacheFormat:
         """Tokens of a block that suit the format; None: it has no wish."""
         return DEFAULT_PACKED_TOKENS if self.k.scale_tokens else None
 
+    @property
+    def least_block_tokens(self) -> int:
+        """Tokens of the smallest block that can be stored."""
+        return PACK if self.k.is_packed or self.v.is_packed else 1
+
     def check_block_tokens(self, block_tokens: int) -> None:
         """Raise OptionError where blocks of so many tokens cannot be stored."""
         for fmt in (self.k, self.v):
