@@ -25,8 +25,8 @@ KvMemory = Annotated[
 KvFormat = Annotated[
     str,
     typer.Option(
-        help="How the cache is stored: auto (as computed), f32, bf16, f16, fp8, fp8-scaled, fp8-e5m2, int8, int6 … "
-        "int2, K/V, or short k8v4. kvfolio check measures what each costs."
+        help="How the cache is stored: auto (as computed), f32, bf16, f16, fp8, fp8-scaled, fp8-e5m2, int8, "
+        "int8-channel, int6 … int2, K/V, or short k8v4. kvfolio check measures what each costs."
     ),
 ]
 KvLayers = Annotated[
@@ -39,7 +39,7 @@ BlockTokens = Annotated[
     int | None,
     typer.Option(
         help="Tokens a block: 4, 8, 16, 32, 64, 128 or 256. "
-        "Left out: 16, or 64 where keys are int6 … int2, whose channels share scales along a block."
+        "Left out: 16, or 64 where keys are int6 … int2 or int8-channel: these share scales along a block."
     ),
 ]
 Dtype = Annotated[str, typer.Option(help="What is computed in: auto (as published), f32, bf16 or f16.")]

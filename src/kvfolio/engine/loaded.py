@@ -15,6 +15,7 @@ from kvfolio.errors import OptionError
 from kvfolio.kernels.codec import TORCH_DTYPES
 from kvfolio.models.build import LanguageModel, build_model
 from kvfolio.models.weights import Progress, open_weights
+from kvfolio.spec.formats import COMPUTE_FORMATS
 from kvfolio.spec.model import RunnableSpec
 from kvfolio.spec.source import ModelSource, find_default_model, open_model
 
@@ -49,8 +50,8 @@ def find_source(model: str | Path | None) -> ModelSource:
 def resolve_dtype(asked: str, spec: RunnableSpec) -> str:
     """The compute dtype that ``asked`` means; ``auto`` is the model's own. Raises OptionError for any other word."""
     dtype = asked if asked != "auto" else spec.dtype
-    if dtype not in ("f32", "bf16", "f16"):
-        raise OptionError(f"dtype is {dtype!r}; accepted: f32, bf16, f16, auto")
+    if dtype not in COMPUTE_FORMATS:
+        raise OptionError(f"dtype is {dtype!r}; accepted: {', '.join(COMPUTE_FORMATS)}, auto")
     return dtype
 
 
