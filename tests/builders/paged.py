@@ -17,7 +17,7 @@ from kvfolio.cache.ledger import Ledger
 from kvfolio.kernels.codec import TORCH_DTYPES
 from kvfolio.kernels.shapes import ChunkBlocks, LayerGeometry, LayerMemory
 from kvfolio.spec.formats import find_cache_format
-from kvfolio.spec.layers import FullAttention, SlidingWindow
+from kvfolio.spec.layers import FullAttention, LatentAttention, PagedLayer, SlidingWindow
 from kvfolio.spec.layout import CacheLayout, GroupLayout
 from kvfolio.spec.model import LayerGroup
 
@@ -37,15 +37,20 @@ def geometry_of(
     widths: tuple[int, int] = (16, 16),  # of keys and values
     block_tokens: int = 4,
     window: int | None = None,
+    latent: bool = False,
 ) -> LayerGeometry:
     formats = find_cache_format(stored, block_tokens), find_cache_format(exact)
-    return LayerGeometry(*heads, *widths, block_tokens, window, *formats)
+    return LayerGeometry(*heads, *widths, block_tokens, window, *formats, v_is_prefix_of_k=latent)
 
 
 def layout_for(geometry: LayerGeometry, num_blocks: int, num_open: int) -> CacheLayout:
     """A cache of one group of two layers of this geometry."""
     heads, widths = geometry.num_kv_heads, (geometry.k_width, geometry.v_width)
-    kind = FullAttention(heads, *widths) if geometry.window is None else SlidingWindow(heads, *widths, geometry.window)
+    kind: PagedLayer = FullAttention(heads, *widths)
+    if geometry.window is not None:
+        kind = SlidingWindow(heads, *widths, geometry.window)
+    if geometry.v_is_prefix_of_k:
+        kind = LatentAttention(geometry.v_width, geometry.own_k_width, geometry.num_q_heads, *widths)
     group = LayerGroup(kind, (0, 1))
     sealed, exact = (group.block_bytes(geometry.block_tokens, fmt) for fmt in (geometry.stored, geometry.exact))
     layout = GroupLayout(group, geometry.stored, sealed, exact, num_blocks, num_open)
@@ -101,11 +106,9 @@ def text_of(geometry: LayerGeometry, num_tokens: int, seed: int) -> Text:
         return torch.where(large, values * 6, values).to(dtype)
 
     heads = geometry.num_kv_heads
-    return Text(
-        torch.randn(num_tokens, geometry.num_q_heads, geometry.k_width, generator=generator).to(dtype),
-        vectors(heads, geometry.k_width),
-        vectors(heads, geometry.v_width),
-    )
+    q = torch.randn(num_tokens, geometry.num_q_heads, geometry.k_width, generator=generator).to(dtype)
+    k, v = vectors(heads, geometry.k_width), vectors(heads, geometry.v_width)
+    return Text(q, k, k[:, :, : geometry.v_width] if geometry.v_is_prefix_of_k else v)
 
 
 def step_of(parts: list[tuple[ChunkBlocks, Text]]) -> Step:

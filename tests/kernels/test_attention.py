@@ -49,6 +49,10 @@ WIDTHS = [20, 64, 80, 96, 128, 256]
 BLOCK_TOKENS = [4, 16, 32, 256]
 WINDOWS = [None, 1, 5, None, 100, 300, 16]
 HEADS = [(4, 2), (3, 3), (8, 1), (9, 3), (30, 1), (5, 1)]  # query and kv heads: GQA, MHA, MQA, more than a tile's rows
+LATENT_WIDTHS = [(24, 20), (80, 64), (112, 96), (576, 512)]  # of keys, and of the values they begin with
+LATENT_HEADS = [(4, 1), (16, 1), (30, 1), (1, 1)]
+# Heads and widths for the laws: grouped heads, and latents.
+SHAPES = {"heads": ((6, 2), (24, 20), False), "latent": ((6, 1), (36, 24), True)}
 
 
 def least_tokens(stored: str) -> int:
@@ -80,7 +84,10 @@ def naive(geometry: LayerGeometry, text: Text, position: int) -> Tensor:
     tokens = geometry.block_tokens
     own = position // tokens * tokens
     first = 0 if geometry.window is None else max(0, position - geometry.window + 1)
-    k_stored, v_stored = stored_form(text.k, geometry.stored.k, tokens), stored_form(text.v, geometry.stored.v, tokens)
+    own_k = text.k[:, :, geometry.k_width - geometry.own_k_width :]
+    k_stored, v_stored = stored_form(own_k, geometry.stored.k, tokens), stored_form(text.v, geometry.stored.v, tokens)
+    if geometry.v_is_prefix_of_k:
+        k_stored = torch.cat((v_stored, k_stored), dim=-1)
     group = geometry.num_q_heads // geometry.num_kv_heads
     out = torch.zeros(geometry.num_q_heads, geometry.v_width, dtype=torch.float64)
     for head in range(geometry.num_q_heads):
@@ -99,12 +106,14 @@ def naive(geometry: LayerGeometry, text: Text, position: int) -> Tensor:
     ("stored", "exact"),
     [("f32", "f32"), ("int8", "f32"), ("bf16/int8", "bf16"), ("int4", "f32"), ("k5v3", "bf16"), ("fp8", "f32")],
 )
-@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize(
+    ("heads", "window", "latent"), [((4, 2), None, False), ((4, 2), 7, False), ((4, 1), None, True)]
+)
 def test_a_query_reads_its_own_block_exactly_and_every_earlier_one_as_stored(
-    stored: str, exact: str, window: int | None
+    stored: str, exact: str, heads: tuple[int, int], window: int | None, latent: bool
 ) -> None:
     tokens = least_tokens(stored)
-    geometry = geometry_of(stored, exact, window=window, widths=(16, 12), block_tokens=tokens)
+    geometry = geometry_of(stored, exact, heads, (16, 12), tokens, window, latent)
     sizes = (6, 1, 9, 7) if tokens == 4 else (6, 1, 30, 20)
     text = text_of(geometry, sum(sizes), seed=1)
     for ops in (ReferenceOps(), native.NativeOps(1)):
@@ -123,23 +132,37 @@ def test_a_query_reads_its_own_block_exactly_and_every_earlier_one_as_stored(
 # ---- two implementations, one answer --------------------------------------------------------------------------------
 
 
-def cases() -> list[tuple[str, str, int, int, int | None, tuple[int, int]]]:
+def cases() -> list[LayerGeometry]:
     """Every format with every width and block size; windows and heads take turns, with strides that pair them all."""
     chosen = []
     for number, ((stored, exact), width, tokens) in enumerate(itertools.product(FORMATS, WIDTHS, BLOCK_TOKENS)):
         if tokens < least_tokens(stored):
             continue
         window, heads = WINDOWS[number % len(WINDOWS)], HEADS[(number // 2) % len(HEADS)]
-        chosen.append((stored, exact, width, tokens, window, heads))
+        v_width = {20: 36, 64: 32}.get(width, width)
+        chosen.append(geometry_of(stored, exact, heads, (width, v_width), tokens, window))
     return chosen
 
 
-@pytest.mark.parametrize(("stored", "exact", "width", "block_tokens", "window", "heads"), cases())
-def test_every_table_of_kernels_agrees_with_the_reference_and_writes_the_same_bytes(
-    stored: str, exact: str, width: int, block_tokens: int, window: int | None, heads: tuple[int, int]
-) -> None:
-    v_width = {20: 36, 64: 32}.get(width, width)
-    geometry = geometry_of(stored, exact, heads, (width, v_width), block_tokens, window)
+def latent_cases() -> list[LayerGeometry]:
+    """Every format with every width of latents; heads and block sizes take turns."""
+    chosen = []
+    for number, ((stored, exact), widths) in enumerate(itertools.product(FORMATS, LATENT_WIDTHS)):
+        heads = LATENT_HEADS[(number + number // 4) % len(LATENT_HEADS)]
+        tokens = max(BLOCK_TOKENS[(number + number // 3) % len(BLOCK_TOKENS)], least_tokens(stored))
+        chosen.append(geometry_of(stored, exact, heads, widths, tokens, latent=True))
+    return chosen
+
+
+def spelled(geometry: LayerGeometry) -> str:
+    heads, widths = (f"{geometry.num_q_heads}+{geometry.num_kv_heads}", f"{geometry.k_width}+{geometry.v_width}")
+    formats = f"{geometry.stored.name}-{geometry.exact.name}"
+    return f"{formats}-{widths}-{geometry.block_tokens}-{geometry.window}-{heads}"
+
+
+@pytest.mark.parametrize("geometry", [*cases(), *latent_cases()], ids=spelled)
+def test_every_table_of_kernels_agrees_with_the_reference_and_writes_the_same_bytes(geometry: LayerGeometry) -> None:
+    block_tokens, exact = geometry.block_tokens, geometry.exact.name
     num_blocks = max(4, 240 // block_tokens)
     layout = layout_for(geometry, num_blocks, 3)
     reference = PoisonedCache(ReferenceOps(), geometry, num_blocks, 3)
@@ -147,7 +170,9 @@ def test_every_table_of_kernels_agrees_with_the_reference_and_writes_the_same_by
         PoisonedCache(native.NativeOps(1, instruction_set=name), geometry, num_blocks, 3)
         for name in native.instruction_sets()
     ]
-    for step in random_steps(geometry, layout, seed=width + block_tokens, num_steps=3 if block_tokens == 256 else 5):
+    for step in random_steps(
+        geometry, layout, seed=geometry.k_width + block_tokens, num_steps=3 if block_tokens == 256 else 5
+    ):
         expected = reference.attend(step)
         assert bool(expected.isfinite().all())
         for table in tables:
@@ -228,9 +253,12 @@ def deterministic_ops(name: str) -> "native.NativeOps | ReferenceOps":
 
 @pytest.mark.parametrize("ops_name", DETERMINISTIC)
 @pytest.mark.parametrize(("stored", "exact"), FORMATS)
-@pytest.mark.parametrize("window", [None, 40])
-def test_no_chunking_changes_a_single_bit(ops_name: str, stored: str, exact: str, window: int | None) -> None:
-    geometry = geometry_of(stored, exact, (4, 2), (24, 20), block_tokens=16, window=window)
+@pytest.mark.parametrize(("shape", "window"), [("heads", None), ("heads", 40), ("latent", None)])
+def test_no_chunking_changes_a_single_bit(
+    ops_name: str, stored: str, exact: str, shape: str, window: int | None
+) -> None:
+    heads, widths, latent = SHAPES[shape]
+    geometry = geometry_of(stored, exact, heads, widths, 16, window, latent)
     text = text_of(geometry, 280, seed=8)  # over the edge of a run at 256
 
     def run(sizes: list[int]) -> tuple[Tensor, Tensor]:
@@ -247,11 +275,12 @@ def test_no_chunking_changes_a_single_bit(ops_name: str, stored: str, exact: str
 
 @pytest.mark.parametrize("ops_name", DETERMINISTIC)
 @pytest.mark.parametrize(("stored", "exact"), FORMATS)
-@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize(("shape", "window"), [("heads", None), ("heads", 9), ("latent", None)])
 def test_no_company_in_the_batch_changes_a_single_bit(
-    ops_name: str, stored: str, exact: str, window: int | None
+    ops_name: str, stored: str, exact: str, shape: str, window: int | None
 ) -> None:
-    geometry = geometry_of(stored, exact, (6, 2), (20, 24), block_tokens=least_tokens(stored), window=window)
+    heads, widths, latent = SHAPES[shape]
+    geometry = geometry_of(stored, exact, heads, widths, least_tokens(stored), window, latent)
     layout = layout_for(geometry, 60, 3)
     cache = PoisonedCache(deterministic_ops(ops_name), geometry, 60, 3)
     outputs: list[tuple[SequenceId, int, Tensor]] = []  # sequence, start, rows
@@ -277,10 +306,12 @@ def test_no_company_in_the_batch_changes_a_single_bit(
 
 @pytest.mark.parametrize("ops_name", DETERMINISTIC)
 @pytest.mark.parametrize(("stored", "exact"), FORMATS)
-def test_sharing_the_blocks_of_a_prefix_changes_no_bit(ops_name: str, stored: str, exact: str) -> None:
+@pytest.mark.parametrize("shape", SHAPES)
+def test_sharing_the_blocks_of_a_prefix_changes_no_bit(ops_name: str, stored: str, exact: str, shape: str) -> None:
     # Blocks 0 … 9 hold common tokens; three sequences go on from there, each into blocks of its own.
     tokens = least_tokens(stored)
-    geometry = geometry_of(stored, exact, (6, 2), (20, 24), block_tokens=tokens)
+    heads, widths, latent = SHAPES[shape]
+    geometry = geometry_of(stored, exact, heads, widths, tokens, None, latent)
     cache = PoisonedCache(deterministic_ops(ops_name), geometry, 20, 3)
     prefix, edge = tuple(range(10)), 10 * tokens
     cache.attend(step_of([(ChunkBlocks(0, edge, 0, prefix, 0), text_of(geometry, edge, seed=1))]))
@@ -298,8 +329,15 @@ def test_sharing_the_blocks_of_a_prefix_changes_no_bit(ops_name: str, stored: st
         assert torch.equal(cache.attend(step_of([part])), found)
 
 
-def test_no_number_of_threads_changes_a_single_bit() -> None:
-    geometry = geometry_of("int8", "bf16", (9, 3), (64, 64), block_tokens=16)
+@pytest.mark.parametrize(
+    "geometry",
+    [
+        geometry_of("int8", "bf16", (9, 3), (64, 64), block_tokens=16),
+        geometry_of("int4", "bf16", (9, 1), (80, 64), block_tokens=16, latent=True),
+    ],
+    ids=spelled,
+)
+def test_no_number_of_threads_changes_a_single_bit(geometry: LayerGeometry) -> None:
     text = text_of(geometry, 400, seed=9)
     outputs = [
         chunked(PoisonedCache(native.NativeOps(threads), geometry, 25, 1), text, [300, 1, 99]) for threads in (1, 2, 5)

@@ -47,12 +47,13 @@ def test_any_block_is_stored_bit_for_bit_and_read_to_the_same_answer(data: st.Da
     k_name = data.draw(st.sampled_from([*FORMAT_NAMES, *VARIANTS, "int8-channel"]), "keys")
     v_name = data.draw(st.sampled_from([*FORMAT_NAMES, *VARIANTS]), "values")
     exact = data.draw(st.sampled_from(["f32", "bf16", "f16"]), "exact")
-    width = data.draw(st.sampled_from(WIDTHS), "width")
+    width, latent = data.draw(st.sampled_from(WIDTHS), "width"), data.draw(st.booleans(), "latent")
+    heads, k_width = (1, width + 16) if latent else (2, width)
     tokens = data.draw(st.sampled_from([16, 32, 64]), "block_tokens")
     kinds = [data.draw(st.sampled_from(["normal", "outliers", "channels", "zeros", "constant", "ties"])) for _ in "kv"]
     fills = data.draw(st.lists(st.integers(1, 2 * tokens + 3), min_size=1, max_size=3), "chunks")
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000), "seed"))
-    geometry = geometry_of(f"{k_name}/{v_name}", exact, (4, 2), (width, width), tokens)
+    geometry = geometry_of(f"{k_name}/{v_name}", exact, (4, heads), (k_width, width), tokens, latent=latent)
     num_sinks = 0 if geometry.is_lossless else data.draw(st.integers(0, 2), "sinks")
     table = data.draw(st.sampled_from(native.instruction_sets()), "table")
     caches = [SinkCache(ops, geometry, 8, num_sinks) for ops in (ReferenceOps(), native.NativeOps(1, False, table))]
@@ -62,8 +63,12 @@ def test_any_block_is_stored_bit_for_bit_and_read_to_the_same_answer(data: st.Da
         sinks = tuple(range(num_sinks))[::-1][:num_blocks]
         chunk = ChunkBlocks(start, count, 0, tuple(range(num_blocks)), 0, sinks)
         dtype = TORCH_DTYPES[exact]
-        q = torch.randn(count, 4, width, generator=generator).to(dtype)
-        k, v = (numbers(kind, (count, 2, width), generator).to(dtype) for kind in kinds)
+        q = torch.randn(count, 4, k_width, generator=generator).to(dtype)
+        k, v = (
+            numbers(kind, (count, heads, size), generator).to(dtype)
+            for kind, size in zip(kinds, (k_width, width), strict=True)
+        )
+        v = k[:, :, :width] if latent else v
         # As scores, not as a choice of one token: what decides between two near the top is not rounding.
         expected, found = (cache.attend(Step((chunk,), q * 0.1, k, v)) for cache in caches)
         start += count

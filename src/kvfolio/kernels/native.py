@@ -187,6 +187,7 @@ class NativeOps:
                 geometry.k_width,
                 geometry.v_width,
                 geometry.block_tokens,
+                int(geometry.v_is_prefix_of_k),
                 *_format_numbers(geometry.stored.k),
                 *_format_numbers(geometry.stored.v),
                 *_format_numbers(geometry.exact.k),

@@ -94,8 +94,8 @@ def _parts(rows: Tensor, geometry: LayerGeometry, fmt: CacheFormat) -> tuple[Ten
     """(keys, k scales, values, v scales) of ``rows`` uint8 [num_blocks, layer_bytes]: views [num_blocks, heads, …]."""
     each = geometry.num_kv_heads * geometry.block_tokens
     sizes = [
-        each * fmt.k.code_bytes(geometry.k_width),
-        each * fmt.k.scales_bytes(geometry.k_width),
+        each * fmt.k.code_bytes(geometry.own_k_width),
+        each * fmt.k.scales_bytes(geometry.own_k_width),
         each * fmt.v.code_bytes(geometry.v_width),
         each * fmt.v.scales_bytes(geometry.v_width),
     ]
@@ -107,13 +107,13 @@ def _parts(rows: Tensor, geometry: LayerGeometry, fmt: CacheFormat) -> tuple[Ten
 
 
 def _open_part(geometry: LayerGeometry, memory: LayerMemory, slot: int) -> tuple[Tensor, Tensor]:
-    """(keys [num_kv_heads, k_width, block_tokens], values [num_kv_heads, block_tokens, v_width]) of an open block."""
+    """(keys [num_kv_heads, own_k_width, block_tokens], values [num_kv_heads, block_tokens, v_width]) of an open block."""
     size = geometry.layer_bytes(geometry.exact)
     rows = memory.open[slot : slot + 1, memory.open_offset : memory.open_offset + size]
     keys, _, values, _ = _parts(rows, geometry, geometry.exact)
     dtype = TORCH_DTYPES[geometry.exact.k.name]
     return (
-        keys[0].view(dtype).view(-1, geometry.k_width, geometry.block_tokens),
+        keys[0].view(dtype).view(geometry.num_kv_heads, geometry.own_k_width, geometry.block_tokens),
         values[0].view(dtype).view(-1, geometry.block_tokens, geometry.v_width),
     )
 
@@ -123,6 +123,7 @@ def _write(
 ) -> tuple[Tensor, Tensor]:
     """Store the chunk; returns exact keys and values [num_kv_heads, tokens, width] from its first block's edge on."""
     tokens = geometry.block_tokens
+    k = k[:, :, geometry.k_width - geometry.own_k_width :]
     carried = chunk.start % tokens  # tokens of the first block that an earlier chunk wrote
     open_k, open_v = _open_part(geometry, memory, chunk.open_slot)
     own_k = torch.cat((open_k[:, :, :carried].transpose(1, 2), k.transpose(0, 1)), dim=1)
@@ -136,7 +137,12 @@ def _write(
     rest = slice(num_filled * tokens, num_filled * tokens + num_open)
     open_k[:, :, :num_open].copy_(own_k[:, rest].transpose(1, 2))
     open_v[:, :num_open].copy_(own_v[:, rest])
-    return own_k, own_v
+    return _whole_keys(geometry, own_k, own_v), own_v
+
+
+def _whole_keys(geometry: LayerGeometry, k: Tensor, v: Tensor) -> Tensor:
+    """Keys [num_kv_heads, tokens, k_width] from the parts that are stored as keys and the values."""
+    return torch.cat((v, k), dim=-1) if geometry.v_is_prefix_of_k else k
 
 
 def _seal(geometry: LayerGeometry, memory: LayerMemory, chunk: ChunkBlocks, block: int, k: Tensor, v: Tensor) -> None:
@@ -157,26 +163,27 @@ def _read_stored(geometry: LayerGeometry, memory: LayerMemory, chunk: ChunkBlock
     num_sinks = max(0, min(len(chunk.sinks) - chunk.first_block, len(chunk.sealed)))
     k, v = _read(geometry, memory.sealed, memory.sealed_offset, chunk.sealed[num_sinks:], geometry.stored)
     if num_sinks == 0:
-        return k, v
+        return _whole_keys(geometry, k, v), v
     assert memory.sinks is not None
     sinks = chunk.sinks[chunk.first_block : chunk.first_block + num_sinks]
     sink_k, sink_v = _read(geometry, memory.sinks, memory.sinks_offset, sinks, geometry.exact)
-    return torch.cat((sink_k, k), dim=1), torch.cat((sink_v, v), dim=1)
+    k, v = torch.cat((sink_k, k), dim=1), torch.cat((sink_v, v), dim=1)
+    return _whole_keys(geometry, k, v), v
 
 
 def _read(
     geometry: LayerGeometry, pool: Tensor, offset: int, blocks: tuple[int, ...], fmt: CacheFormat
 ) -> tuple[Tensor, Tensor]:
-    """f32 [num_kv_heads, tokens, width] of keys and values in these blocks of a pool."""
+    """f32 [num_kv_heads, tokens, width] of keys (their own part) and values in these blocks of a pool."""
     ids = torch.tensor(blocks, dtype=torch.int64, device=pool.device)
     rows = pool[:, offset : offset + geometry.layer_bytes(fmt)].index_select(0, ids)
     keys, k_scales, values, v_scales = _parts(rows, geometry, fmt)
-    k = unseal(keys, k_scales, fmt.k, is_key=True, width=geometry.k_width)  # [num_blocks, heads, tokens, width]
+    k = unseal(keys, k_scales, fmt.k, is_key=True, width=geometry.own_k_width)  # [num_blocks, heads, tokens, width]
     v = unseal(values, v_scales, fmt.v, is_key=False, width=geometry.v_width)
     heads = geometry.num_kv_heads
     return (
-        k.transpose(0, 1).reshape(heads, -1, geometry.k_width),
-        v.transpose(0, 1).reshape(heads, -1, geometry.v_width),
+        k.transpose(0, 1).reshape(heads, len(blocks) * geometry.block_tokens, geometry.own_k_width),
+        v.transpose(0, 1).reshape(heads, len(blocks) * geometry.block_tokens, geometry.v_width),
     )
 
 

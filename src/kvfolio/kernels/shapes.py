@@ -4,13 +4,14 @@ Plain data over spec.formats and torch tensors. Knows nothing of ledgers, schedu
 
 One layer's part of a block, from its first byte (the layout both kernels read and write):
 
-    keys      [num_kv_heads, k_width, block_tokens]   channels outermost: 16 tokens are one vector register
+    keys      [num_kv_heads, own_k_width, block_tokens]   channels outermost: 16 tokens are one vector register
     k scales  [num_kv_heads, …]                       of formats that have scales
     values    [num_kv_heads, block_tokens, v_width]
     v scales  [num_kv_heads, …]
 
 Scales are one a token, f32 or bf16, or of the channels of a block: [least values | steps, k_width] bf16. In packed
-formats k_width and v_width are rounded up to whole packs, and the pads are zeros. codec.py has the bits.
+formats widths are rounded up to whole packs, and the pads are zeros. codec.py has the bits. Where the value is a prefix
+of the key (latent layers), it is stored as a value, once, and the key's own part is what is behind it.
 """
 
 from dataclasses import dataclass
@@ -37,6 +38,12 @@ class LayerGeometry:
     window: int | None
     stored: CacheFormat  # of sealed blocks
     exact: CacheFormat  # of open blocks, q, k, v and the output
+    v_is_prefix_of_k: bool = False  # the first v_width numbers of a key are its value, stored once
+
+    @property
+    def own_k_width(self) -> int:
+        """Numbers of one head's key that are stored as a key."""
+        return self.k_width - self.v_width if self.v_is_prefix_of_k else self.k_width
 
     @property
     def run_blocks(self) -> int:
@@ -49,7 +56,7 @@ class LayerGeometry:
 
     def layer_bytes(self, fmt: CacheFormat) -> int:
         """Bytes of one layer's part of a block in ``fmt``."""
-        vector_bytes = fmt.k.vector_bytes(self.k_width) + fmt.v.vector_bytes(self.v_width)
+        vector_bytes = fmt.k.vector_bytes(self.own_k_width) + fmt.v.vector_bytes(self.v_width)
         return self.num_kv_heads * self.block_tokens * vector_bytes
 
 

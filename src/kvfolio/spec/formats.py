@@ -110,9 +110,9 @@ _LATENT_FP8 = "fp8-mla"
 class CacheFormat:
     """The formats of one cache: keys and values may differ."""
 
-    k: Format  # of latent vectors and index keys, too
-    v: Format
-    rope: Format | None = None  # of the rotary key of a latent layer; None: one vector with the latent
+    k: Format  # of the rotary keys and index keys of latent layers, too
+    v: Format  # of latents, too
+    rope: Format | None = None  # of the rotary keys of latent layers, where it is another than that of keys
 
     @property
     def name(self) -> str:

@@ -155,7 +155,7 @@ class NoCache(_WithoutTokens):
         return "none"
 
 
-PagedLayer = FullAttention | SlidingWindow  # what the ledger cuts into blocks today
+PagedLayer = FullAttention | SlidingWindow | LatentAttention  # what the ledger cuts into blocks today
 SingleKind = (
     FullAttention
     | SlidingWindow

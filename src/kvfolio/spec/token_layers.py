@@ -62,6 +62,11 @@ class HeadLayer(LayerMemory):
     def head_dim(self) -> int:
         return self.k_width
 
+    @property
+    def v_is_prefix_of_k(self) -> bool:
+        """Whether the value is the beginning of the key, and stored once."""
+        return False
+
     def token_bytes(self, fmt: CacheFormat) -> int:
         return self.num_kv_heads * (fmt.k.vector_bytes(self.k_width) + fmt.v.vector_bytes(self.v_width))
 
@@ -158,7 +163,7 @@ class LatentAttention(LayerMemory):
 
     DeepSeek-V2 (arXiv 2405.04434, section 2.1). With ``index_width`` the layer also keeps one index key a token, by
     which the ``top_k`` tokens to read are chosen (DeepSeek sparse attention, V3.2); a layer that reuses the choice of
-    another has ``top_k`` and no index key of its own.
+    another has ``top_k`` and no index key of its own. The latent is stored as values are, the rotary key as keys are.
     """
 
     rank: int  # numbers of the latent vector
@@ -179,11 +184,30 @@ class LatentAttention(LayerMemory):
 
     @property
     def head_dim(self) -> int:
+        return self.k_width
+
+    @property
+    def k_width(self) -> int:
+        """Numbers of the one key that all heads read in the absorbed form: the latent, then the rotary key."""
         return self.rank + self.rope_width
+
+    @property
+    def v_width(self) -> int:
+        """Numbers of the one value that all heads read in the absorbed form: the latent."""
+        return self.rank
+
+    @property
+    def v_is_prefix_of_k(self) -> bool:
+        """Whether the value is the beginning of the key, and stored once."""
+        return True
 
     @property
     def window(self) -> int | None:
         return None
+
+    def first_token_needed(self, position: int) -> int:
+        """The earliest token that a query at ``position`` reads."""
+        return 0
 
     def token_bytes(self, fmt: CacheFormat) -> int:
         return self._latent_bytes(fmt) + self._index_bytes(fmt)
@@ -203,9 +227,7 @@ class LatentAttention(LayerMemory):
         return num_tokens if self.top_k is None else min(num_tokens, self.top_k)
 
     def _latent_bytes(self, fmt: CacheFormat) -> int:
-        if fmt.rope is None:
-            return fmt.k.vector_bytes(self.rank + self.rope_width)
-        return fmt.k.vector_bytes(self.rank) + fmt.rope.vector_bytes(self.rope_width)
+        return fmt.v.vector_bytes(self.rank) + (fmt.rope or fmt.k).vector_bytes(self.rope_width)
 
     def _index_bytes(self, fmt: CacheFormat) -> int:
         return fmt.k.vector_bytes(self.index_width) if self.index_width else 0

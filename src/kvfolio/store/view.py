@@ -92,4 +92,5 @@ def _geometry(layout: CacheLayout, group: GroupLayout, num_q_heads: int) -> Laye
         None if kind.window is None else min(kind.window, MAX_WINDOW),
         group.fmt,
         layout.exact,
+        kind.v_is_prefix_of_k,
     )

@@ -163,9 +163,9 @@ NB_MODULE(_native, m) {
   m.def("has_quick_bf16", &has_quick_bf16, "Whether bf16 products beat f32 ones on this machine.");
   nb::class_<Geometry>(m, "Geometry")
       .def("__init__", [](Geometry* self, const std::vector<int>& n) {
-        if (n.size() != 14) throw std::invalid_argument("Geometry takes 14 numbers");
+        if (n.size() != 15) throw std::invalid_argument("Geometry takes 15 numbers");
         const auto format = [&n](size_t i) { return Format{n[i], n[i + 1], n[i + 2] != 0}; };
-        new (self) Geometry{n[0], n[1], n[2], n[3], n[4], format(5), format(8), format(11)};
+        new (self) Geometry{n[0], n[1], n[2], n[3], n[4], n[5] != 0, format(6), format(9), format(12)};
       });
   nb::class_<AttentionPlan>(m, "AttentionPlan")
       .def_prop_ro("num_rows", [](const AttentionPlan& p) { return p.num_rows; })

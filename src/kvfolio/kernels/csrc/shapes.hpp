@@ -42,21 +42,24 @@ constexpr int NUM_SOURCES = 4;
 
 struct Geometry {
   int num_q_heads, num_kv_heads, k_width, v_width, block_tokens;
+  bool v_is_prefix_of_k;  // latent layers: the first v_width numbers of a key are its value, stored once, as a value
   Format k, v;   // of sealed blocks
   Format exact;  // of all other blocks, of q, k, v and out
+  int own_k_at() const { return v_is_prefix_of_k ? v_width : 0; }  // where the key's own part begins, stored as a key
+  int own_k_width() const { return k_width - own_k_at(); }
 };
 
 // One layer's part of a block, from its first byte: keys of all heads, their scales, values of all heads, their scales.
-//   keys   [num_kv_heads][k_width][block_tokens]   (channels outermost: 16 tokens are one vector register)
+//   keys   [num_kv_heads][own_k_width][block_tokens]   (channels outermost: 16 tokens are one vector register)
 //   values [num_kv_heads][block_tokens][v_width]
 //   (widths of packed formats in whole packs)
-//   scales [num_kv_heads][block_tokens], or [num_kv_heads][least values | steps][k_width]
+//   scales [num_kv_heads][block_tokens], or [num_kv_heads][least values | steps][own_k_width]
 struct LayerBytes {
   size_t head_k, head_k_scales, head_v, head_v_scales;  // bytes of one head
   size_t k_scales, v, v_scales, total;                  // where the parts begin
   LayerBytes(const Geometry& g, const Format& k, const Format& v_format)
-      : head_k(size_t(g.block_tokens) * k.code_bytes(g.k_width)),
-        head_k_scales(size_t(g.block_tokens) * k.scales_bytes(g.k_width, g.block_tokens)),
+      : head_k(size_t(g.block_tokens) * k.code_bytes(g.own_k_width())),
+        head_k_scales(size_t(g.block_tokens) * k.scales_bytes(g.own_k_width(), g.block_tokens)),
         head_v(size_t(g.block_tokens) * v_format.code_bytes(g.v_width)),
         head_v_scales(size_t(g.block_tokens) * v_format.scales_bytes(g.v_width, g.block_tokens)) {
     const size_t heads = size_t(g.num_kv_heads);

@@ -15,6 +15,7 @@ namespace {
 #include "codes.inc"
 #include "attend_rows.inc"
 #include "seal.inc"
+#include "write.inc"
 #include "attend.inc"
 #include "bandwidth.inc"
 #include "linear.inc"
