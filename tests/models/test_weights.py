@@ -318,4 +318,4 @@ def test_a_family_without_a_network_is_refused_by_name(tiny_model: TinyModels) -
     unknown = replace(source, spec=replace(source.spec, family="mamba"))
     message = refusal(lambda: built(unknown), UnknownModelError)
     assert "'mamba'" in message
-    assert "llama, gemma3, gpt2" in message
+    assert "llama, gemma3, gpt2, falcon" in message
