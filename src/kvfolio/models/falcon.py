@@ -34,9 +34,8 @@ class FalconLayer:
         self.parallel = network.parallel
 
         hidden, width = network.hidden_size, network.intermediate_size
-        q_rows, rows = (
-            count * self.head_width for count in (self.num_q_heads, self.num_q_heads + 2 * self.num_kv_heads)
-        )
+        q_rows = self.num_q_heads * self.head_width
+        rows = q_rows + 2 * self.num_kv_heads * self.head_width
         name = f"h.{index}"
         self.norms = [
             LayerNorm(weights, f"{name}.{norm}", hidden, network.norm_eps)
@@ -77,10 +76,10 @@ class FalconLayer:
 
 
 def parts_apart(rows: Tensor, num_q_heads: int, num_kv_heads: int) -> Tensor:
-    """Rows as Falcon stores them, for each key head its queries, the key and the value, in our order: all q, all k, all v.
+    """Rows in Falcon's order, for each key head its queries, the key and the value, in ours: all q, all k, all v.
 
-    One key head for all queries and one for each are the ends of the same layout. rows [(num_q_heads +
-    2 * num_kv_heads) * head_width, ...] → the same shape, a copy.
+    One key head for all queries (7B) and one for each (the oldest) are the two ends of the same order.
+    rows [(num_q_heads + 2 * num_kv_heads) * head_width, ...] → the same shape, a copy.
     """
     queries = num_q_heads // num_kv_heads  # of one key head
     groups = rows.view(num_kv_heads, queries + 2, -1, *rows.shape[1:])  # [num_kv_heads, q… | k | v, head_width, ...]

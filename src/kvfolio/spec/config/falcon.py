@@ -77,8 +77,8 @@ def _layer_form(fields: Fields) -> tuple[bool, int]:
     if fields.flag("new_decoder_architecture", False):
         if not is_parallel:
             raise UnknownModelError(
-                f"{fields.where}: parallel_attn is False beside new_decoder_architecture, which transformers' class does "
-                "not compute either; accepted there: true"
+                f"{fields.where}: parallel_attn is False beside new_decoder_architecture, which transformers' class "
+                "does not compute either; accepted there: true"
             )
         if num_norms > 2:
             raise fields.wrong("num_ln_in_parallel_attn", num_norms, "1, 2 or null")
@@ -109,6 +109,6 @@ def _check_layers(fields: Fields, layers: Sequence[PagedLayer], hidden_size: int
         if layer != expected:
             raise UnknownModelError(
                 f"{fields.where}: a layer of {layer.kind} attention with {layer.num_kv_heads} key/value heads of "
-                f"{layer.k_width}; known for falcon: full, {num_kv_heads} heads of {width}, by num_kv_heads, multi_query "
-                "and hidden_size alone; remove what says otherwise"
+                f"{layer.k_width}; known for falcon: full, {num_kv_heads} of {width}, by num_kv_heads, multi_query and "
+                "hidden_size alone; remove what says otherwise"
             )
