@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tiny import TinyModel
 
 from kvfolio.errors import BrokenModelError, KvfolioError, UnknownModelError
-from kvfolio.models import weights_gguf
+from kvfolio.models import falcon, weights_gguf
 from kvfolio.models.build import LanguageModel, build_model
 from kvfolio.models.weights import Progress, Weights, open_weights
 from kvfolio.spec.gguf.header import read_header
@@ -146,6 +146,27 @@ def test_gpt2_is_read_with_and_without_its_prefix_and_its_mask_buffers(tiny_mode
         tensors["h.0.attn.bias"] = torch.ones(1, 1, 128, 128)
 
     assert built(rewritten(tiny_model("gpt2"), tmp_path, publish_as_openai_did)).weight_bytes > 0
+
+
+@pytest.mark.parametrize("name", ["falcon-7b", "falcon-40b"])
+def test_falcon_is_read_with_and_without_its_prefix_and_with_its_second_copy_of_the_embeddings(
+    name: str, tiny_model: TinyModels, tmp_path: Path
+) -> None:
+    def without_prefix(tensors: dict[str, torch.Tensor]) -> None:
+        for key in list(tensors):
+            tensors[key.removeprefix("transformer.")] = tensors.pop(key)
+        tensors["lm_head.weight"] = tensors["word_embeddings.weight"].clone()
+
+    source = rewritten(tiny_model(name), tmp_path, without_prefix)
+    assert built(source).weight_bytes == 4 * source.spec.num_params
+
+
+def test_rows_of_falcon_are_brought_from_key_heads_with_their_queries_to_all_queries_first() -> None:
+    rows = torch.tensor([[head, row] for head in range(8) for row in range(2)])  # two heads of q q k v, two rows each
+    apart = falcon.parts_apart(rows, num_q_heads=4, num_kv_heads=2)
+    assert apart[::2, 0].tolist() == [0, 1, 4, 5, 2, 6, 3, 7]
+    assert apart[1::2].tolist() == [[head, 1] for head in apart[::2, 0]]
+    assert torch.equal(falcon.parts_apart(rows, num_q_heads=6, num_kv_heads=1), rows)
 
 
 def test_a_stored_copy_of_tied_embeddings_is_left_in_the_file(tiny_model: TinyModels, tmp_path: Path) -> None:
@@ -313,9 +334,16 @@ def test_rows_that_do_not_hold_whole_gguf_blocks_are_refused(tiny_model: TinyMod
     assert "packs 32" in message
 
 
+def test_norms_of_another_shape_of_falcon_are_refused(tiny_model: TinyModels) -> None:
+    source = open_model(tiny_model("falcon-40b").folder)
+    network = replace(source.spec.network, num_norms=1)
+    message = refusal(lambda: built(replace(source, spec=replace(source.spec, network=network))))
+    assert "'h.0.input_layernorm.weight' is missing" in message
+
+
 def test_a_family_without_a_network_is_refused_by_name(tiny_model: TinyModels) -> None:
     source = open_model(tiny_model("llama").folder)
     unknown = replace(source, spec=replace(source.spec, family="mamba"))
     message = refusal(lambda: built(unknown), UnknownModelError)
     assert "'mamba'" in message
-    assert "llama, gemma3, gpt2" in message
+    assert "llama, gemma3, gpt2, falcon" in message

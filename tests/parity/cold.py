@@ -95,6 +95,10 @@ SETTINGS = [
     Setting("gpt2", "f32", "int5/int2"),
     Setting("llama", "f32", "int8-channel"),
     Setting("gemma3", "bf16", "int3-rotated/int4-token"),
+    Setting("falcon-7b"),
+    Setting("falcon-40b", "bf16"),
+    Setting("falcon-7b", "f32", "int4"),
+    Setting("falcon-40b", "bf16", "int8"),
 ]
 SINKS = [
     Setting("llama", "f32", "int8", sink_blocks=1),

@@ -73,6 +73,11 @@ def _gpt2() -> transformers.PreTrainedModel:
     return transformers.GPT2LMHeadModel(config)
 
 
+def _falcon(**more: object) -> transformers.PreTrainedModel:
+    sizes = {name: value for name, value in SIZES.items() if name not in ("intermediate_size", "num_key_value_heads")}
+    return transformers.FalconForCausalLM(transformers.FalconConfig(**sizes | more))
+
+
 BUILDERS: dict[str, Callable[[], transformers.PreTrainedModel]] = {
     "llama": _llama,
     "llama-biases": lambda: _llama(attention_bias=True, mlp_bias=True),
@@ -88,6 +93,22 @@ BUILDERS: dict[str, Callable[[], transformers.PreTrainedModel]] = {
     "qwen3": _qwen3,
     "gemma3": _gemma3,
     "gpt2": _gpt2,
+    "falcon-7b": lambda: _falcon(hidden_size=80, num_attention_heads=5),
+    "falcon-40b": lambda: _falcon(num_kv_heads=2, new_decoder_architecture=True),
+    "falcon-11b": lambda: _falcon(
+        num_kv_heads=2,
+        new_decoder_architecture=True,
+        num_ln_in_parallel_attn=1,
+        ffn_hidden_size=96,
+        tie_word_embeddings=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 500042.0},
+    ),
+    "falcon-rw": lambda: _falcon(
+        multi_query=False,
+        parallel_attn=False,
+        bias=True,
+        **_rope("linear", factor=4.0),  # its heads and its biases
+    ),
 }
 
 

@@ -145,6 +145,30 @@ GPT2: Config = {
     "n_positions": 1024,
     "vocab_size": 50257,
 }
+FALCON_7B: Config = {
+    "alibi": False,
+    "apply_residual_connection_post_layernorm": False,
+    "architectures": ["FalconForCausalLM"],
+    "bias": False,
+    "eos_token_id": 11,
+    "hidden_size": 4544,
+    "layer_norm_epsilon": 1e-05,
+    "model_type": "falcon",
+    "multi_query": True,
+    "new_decoder_architecture": False,
+    "num_attention_heads": 71,
+    "num_hidden_layers": 32,
+    "parallel_attn": True,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 65024,
+}
+FALCON_40B = FALCON_7B | {
+    "hidden_size": 8192,
+    "new_decoder_architecture": True,
+    "num_attention_heads": 128,
+    "num_hidden_layers": 60,
+    "num_kv_heads": 8,
+}
 # SZ-01: the shapes of Qwen3-4B, where hidden / heads is 80, and Qwen3-32B.
 QWEN3_4B = QWEN3_06B | {"hidden_size": 2560, "num_attention_heads": 32, "num_hidden_layers": 36}
 QWEN3_32B = QWEN3_06B | {"hidden_size": 5120, "num_attention_heads": 64, "num_hidden_layers": 64}

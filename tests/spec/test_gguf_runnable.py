@@ -266,6 +266,7 @@ def test_other_divisors_are_refused(read: Reader, metadata: Metadata, stored: Te
     ("metadata", "message"),
     [
         (renamed("qwen3moe"), r"architecture 'qwen3moe' is not supported; known: llama, qwen2, qwen3, gemma3, gpt2"),
+        (renamed("falcon"), r"architecture 'falcon' is not supported; known: llama"),  # from a folder it runs
         (renamed("llama", expert_count=8), r"llama\.expert_count is 8: mixtures of experts are not supported"),
         (renamed("qwen3", pooling_type=3), "pooling_type is 3: embedding models"),
         (renamed("llama", attention__causal=False), "attention.causal is false: llama is encoder-only: no KV cache"),

@@ -21,6 +21,7 @@ MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
 MALFORMED = (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError)  # what foreign JSON may raise
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 CONV1D = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # GPT-2 stores these [in, out]
+PREFIXED = ("gpt2", "falcon")  # published with "transformer." before their names, and without
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class FolderTensors:
 
 def spelling(key: str, family: str) -> str:
     """The one name by which the networks know the tensor that a folder calls ``key``."""
-    return key.removeprefix("transformer.") if family == "gpt2" else key  # with and without: both are published
+    return key.removeprefix("transformer.") if family in PREFIXED else key
 
 
 def read_headers(folder: Path) -> list[StoredTensor]:

@@ -46,6 +46,8 @@ class Network:
     mlp_bias: bool = False
     qk_norm: bool = False
     tie_embeddings: bool = False
+    parallel: bool = False  # attention and feed-forward part both read the layer's input; their outputs are added to it
+    num_norms: int = 2  # of a falcon layer: 1 where both parts read the same norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ class RunnableSpec(ModelSpec):
 
     layers: tuple[PagedLayer, ...]
     max_context: int
-    family: str  # llama, gemma3 or gpt2: the file of ``models`` that runs it
+    family: str  # llama, gemma3, gpt2 or falcon: the file of ``models`` that runs it
     network: Network
     eos_token_ids: tuple[int, ...] = ()
 

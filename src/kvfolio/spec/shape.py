@@ -40,7 +40,7 @@ def check_shape(spec: RunnableSpec) -> None:
 def count_parameters(spec: RunnableSpec) -> int:
     """The number of weights, tied embeddings once; exact for every family."""
     network = spec.network
-    per_layer = _gpt2_layer if spec.family == "gpt2" else _gated_layer
+    per_layer = _PLAIN_LAYERS.get(spec.family, _gated_layer)
     layers = sum(per_layer(network, kind) for kind in spec.layers)
     if spec.family == "gemma3":  # two more norms a layer: after attention and after the gated product
         layers += len(spec.layers) * 2 * network.hidden_size
@@ -48,7 +48,8 @@ def count_parameters(spec: RunnableSpec) -> int:
     output = 0 if network.tie_embeddings else embedding
     if spec.family == "gpt2":  # learned positions, and a bias beside the last norm's weight
         return embedding + output + spec.max_context * network.hidden_size + layers + 2 * network.hidden_size
-    return embedding + output + layers + network.hidden_size
+    last_norm = network.hidden_size * (2 if spec.family == "falcon" else 1)  # with a bias beside the weight
+    return embedding + output + layers + last_norm
 
 
 def _attention(network: Network, kind: PagedLayer) -> int:
@@ -73,3 +74,13 @@ def _gpt2_layer(network: Network, kind: PagedLayer) -> int:
     """Weights of a layer of GPT-2: attention, two products with biases, two norms with biases."""
     products = 2 * network.hidden_size * network.intermediate_size + network.intermediate_size + network.hidden_size
     return _attention(network, kind) + products + 4 * network.hidden_size
+
+
+def _falcon_layer(network: Network, kind: PagedLayer) -> int:
+    """Weights of a layer of Falcon: attention, two products, one or two norms with biases."""
+    products = 2 * network.hidden_size * network.intermediate_size
+    biases = network.mlp_bias * (network.intermediate_size + network.hidden_size)
+    return _attention(network, kind) + products + biases + network.num_norms * 2 * network.hidden_size
+
+
+_PLAIN_LAYERS = {"gpt2": _gpt2_layer, "falcon": _falcon_layer}  # families whose feed-forward part has no gate

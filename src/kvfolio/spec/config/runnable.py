@@ -1,4 +1,4 @@
-"""Turns a Hugging Face config into a RunnableSpec: families llama (with mistral, qwen2, qwen3), gemma3 and gpt2.
+"""Turns a Hugging Face config into a RunnableSpec: families llama (with mistral, qwen2, qwen3), gemma3, gpt2, falcon.
 
 Knows nothing of files or tensors. Defaults are those of transformers 5.24's configuration classes; whatever would
 change the result and cannot be expressed is refused by name.
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from kvfolio.errors import BrokenModelError, UnknownModelError
 from kvfolio.spec.config.class_defaults import find_class_defaults
+from kvfolio.spec.config.falcon import CONTEXT, as_falcon, falcon_network
 from kvfolio.spec.config.layers import layers_of
 from kvfolio.spec.fields import MAX_LAYERS, Fields, show
 from kvfolio.spec.formats import COMPUTE_FORMATS, DTYPE_WORDS, format_of_dtype
@@ -24,6 +25,7 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "gpt2": "GPT2LMHeadModel",
+    "falcon": "FalconForCausalLM",
 }
 
 _ACTIVATIONS = {
@@ -46,6 +48,7 @@ _REQUIRED = {
     "qwen3": ("num_hidden_layers", "num_key_value_heads"),
     "gemma3_text": ("num_hidden_layers", "num_key_value_heads", "sliding_window"),
     "gpt2": (),
+    "falcon": ("num_hidden_layers",),
 }
 _CHANGES_THE_RESULT = "kvfolio does not compute this, and without it the model's answers would differ"
 _REFUSED = {
@@ -55,6 +58,7 @@ _REFUSED = {
     "qwen3": (),
     "gemma3_text": ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"),
     "gpt2": ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention"),
+    "falcon": ("alibi", "apply_residual_connection_post_layernorm"),
 }
 
 
@@ -64,13 +68,15 @@ def runnable_from_config(config: Mapping[str, object], name: str) -> RunnableSpe
     Raises UnknownModelError for an architecture or value outside what kvfolio knows, BrokenModelError for a field that
     is missing, of the wrong type or at odds with another.
     """
-    fields = Fields(config, name)
+    fields = Fields(as_falcon(config, name), name)
     model_type = _model_type(fields)
     fields.refuse_if_set("quantization_config", "quantised weights are not supported; use the unquantised folder")
     for field in _REFUSED[model_type]:
         fields.refuse_if_set(field, _CHANGES_THE_RESULT)
     if model_type == "gpt2":
         return _gpt2(fields)
+    if model_type == "falcon":
+        return _falcon(fields)
     return _rotary(fields, model_type)
 
 
@@ -156,6 +162,13 @@ def _gpt2(fields: Fields) -> RunnableSpec:
     )
     context = fields.integer("n_positions", "max_position_embeddings", "n_ctx", assume=1024)
     return _finished(fields, "gpt2", "gpt2", layers, network, context, 50256)
+
+
+def _falcon(fields: Fields) -> RunnableSpec:
+    layers = _layers(fields, "falcon")
+    network = falcon_network(fields, layers, _activation(fields, "activation", "gelu"))
+    context = usable_context(fields.integer("max_position_embeddings", assume=CONTEXT), network.rope)
+    return _finished(fields, "falcon", "falcon", layers, network, context, 11)
 
 
 def _finished(

@@ -49,6 +49,8 @@ def count_weights(fields: Fields, root: Fields, layers: tuple[LayerKind, ...], m
     traits = traits_of(kind)
     if kind in T5_TYPES:
         traits = replace(traits, gated="gated" in (fields.text("feed_forward_proj") or T5_TYPES[kind]))
+    if kind in _FALCONS:
+        traits = replace(traits, mlp_bias=fields.flag("bias", False))
     hidden = hidden_size(fields)
     images = _image_experts(fields, hidden, kind)
     if images:
@@ -178,9 +180,7 @@ def _tied(fields: Fields, root: Fields, traits: Traits) -> bool:
 def _between(fields: Fields, layers: tuple[LayerKind, ...], hidden: int, kind: str, traits: Traits) -> int:
     """Norms, and what a few families have beside attention and feed-forward."""
     norm = hidden * (2 if traits.norm_bias and not fields.flag("no_bias", False) else 1)
-    norms = traits.norms
-    if kind in _FALCONS and fields.flag("parallel_attn", True) and not fields.flag("new_decoder_architecture", False):
-        norms = 1
+    norms = _falcon_norms(fields, kind) if kind in _FALCONS else traits.norms
     crossing = sum(
         1 for layer in layers if len(parts_of(layer)) > 1 and isinstance(parts_of(layer)[-1], CrossAttention)
     )
@@ -191,6 +191,14 @@ def _between(fields: Fields, layers: tuple[LayerKind, ...], hidden: int, kind: s
         tables = 2 if kind != "umt5" else len(layers) * 2
         total += tables * fields.integer("relative_attention_num_buckets", default=32) * fields.integer("num_heads")
     return total + _gemma_extras(fields, len(layers), hidden, kind) + _streams(fields, hidden, kind)
+
+
+def _falcon_norms(fields: Fields, kind: str) -> int:
+    """Norms of one layer: one that attention and feed-forward part share, or one each."""
+    of_before_its_class = kind != "falcon" and fields.get("n_head_kv") is not None
+    if fields.flag("new_decoder_architecture", False) or of_before_its_class:
+        return fields.integer("num_ln_in_parallel_attn", default=2)
+    return 1 if fields.flag("parallel_attn", True) else 2
 
 
 def _gemma_extras(fields: Fields, num_layers: int, hidden: int, kind: str) -> int:
