@@ -4,7 +4,9 @@ Knows nothing of networks; it levels out the spellings and layouts in which the 
 """
 
 import json
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -20,18 +22,21 @@ VALUE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
 MALFORMED = (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError)  # what foreign JSON may raise
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+FUSED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}  # experts as transformers holds them
+MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 CONV1D = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # GPT-2 stores these [in, out]
 PREFIXED = ("gpt2", "falcon")  # published with "transformer." before their names, and without
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One line of a safetensors header."""
+    """One line of a safetensors header, or the part of it that one expert's matrix is."""
 
     file: Path
     key: str  # as the file spells it
     dtype: str
     shape: tuple[int, ...]
+    part: tuple[int, int] | None = None  # of a tensor [num_experts, rows, width]: which expert, from which row on
 
 
 class FolderTensors:
@@ -41,7 +46,9 @@ class FolderTensors:
         self.where = folder
         self.norm_offset = 1.0 if spec.family == "gemma3" else 0.0
         self._family = spec.family
-        self._stored = {spelling(line.key, spec.family): line for line in read_headers(folder)}
+        self._stored = {
+            name: part for line in read_headers(folder) for name, part in parts(spelling(line.key, spec.family), line)
+        }
         self._open: dict[Path, Any] = {}  # safetensors handles; each keeps its file mapped
         self.shapes = {
             name: line.shape[::-1] if self._is_transposed(name) else line.shape for name, line in self._stored.items()
@@ -61,7 +68,12 @@ class FolderTensors:
         try:
             if line.file not in self._open:
                 self._open[line.file] = safe_open(line.file, framework="pt", device="cpu")
-            tensor: Tensor = self._open[line.file].get_tensor(line.key)
+            tensor: Tensor
+            if line.part is None:
+                tensor = self._open[line.file].get_tensor(line.key)
+            else:
+                expert, row = line.part
+                tensor = self._open[line.file].get_slice(line.key)[expert, row : row + line.shape[0]]
         except (SafetensorError, OSError) as error:
             raise BrokenModelError(
                 f"{line.file}: tensor {line.key!r} cannot be read ({error}); fetch it again"
@@ -74,7 +86,29 @@ class FolderTensors:
 
 def spelling(key: str, family: str) -> str:
     """The one name by which the networks know the tensor that a folder calls ``key``."""
-    return key.removeprefix("transformer.") if family in PREFIXED else key
+    if family in PREFIXED:
+        return key.removeprefix("transformer.")
+    key = key.replace(".block_sparse_moe.", ".mlp.").replace(".shared_expert.", ".shared_experts.")
+    return re.sub(r"(?<=\.)w[123](?=\.weight$)", lambda found: MIXTRAL[found[0]], key) if ".experts." in key else key
+
+
+def parts(name: str, line: StoredTensor) -> Iterator[tuple[str, StoredTensor]]:
+    """The tensor itself under ``name``, or each expert's matrices where one tensor holds those of all experts.
+
+    Folders are published with a tensor for each; transformers 5 holds [num_experts, 2 * width, hidden], gates before
+    ups, and [num_experts, hidden, width], and writes either.
+    """
+    stem, _, fused = name.rpartition(".experts.")
+    names = FUSED.get(fused) if stem and len(line.shape) == 3 else None
+    if names is None or line.shape[1] % len(names):
+        yield name, line
+        return
+    count, rows, width = line.shape
+    rows //= len(names)
+    for expert in range(count):
+        for place, one in enumerate(names):
+            part = replace(line, shape=(rows, width), part=(expert, place * rows))
+            yield f"{stem}.experts.{expert}.{one}.weight", part
 
 
 def read_headers(folder: Path) -> list[StoredTensor]:
