@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kvfolio.models.build import LanguageModel
+from kvfolio.models.parts import Expansion
 from kvfolio.spec.layers import PagedLayer
 
 ACTIVATIONS = {
@@ -22,6 +23,9 @@ class PlainOps:
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return functional.linear(x, weight, bias)
+
+    def head_linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        return torch.einsum("nhi,hoi->nho", x, weight)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         exact = x.float()
@@ -50,10 +54,14 @@ class PlainOps:
 
 
 class GrowingView:
-    """A cache of any number of sequences that only grows. ``owners`` says whose each token of the step is."""
+    """A cache of any number of sequences that only grows. ``owners`` says whose each token of the step is.
 
-    def __init__(self, layers: tuple[PagedLayer, ...]) -> None:
+    Latent layers are computed in the absorbed form, or in the expanded one.
+    """
+
+    def __init__(self, layers: tuple[PagedLayer, ...], expanded: bool = False) -> None:
         self.layers = layers
+        self.expanded = expanded
         self.owners: list[int] = []  # [num_tokens] of the step at hand; a sequence's tokens come in order
         self._stored: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # (layer, sequence): k, v
 
@@ -70,6 +78,18 @@ class GrowingView:
             out[mine] = masked_attention(self.layers[layer], q[mine], keys, values, scale).to(q.dtype)
         return out
 
+    def attend_latent(
+        self, layer: int, q: tuple[Tensor, Tensor], k: Tensor, expansion: Expansion, scale: float
+    ) -> Tensor:
+        kind = self.layers[layer]
+        latents, turned = k.split([kind.v_width, kind.k_width - kind.v_width], dim=-1)
+        if self.expanded:  # keys and values of every head, as if the model had no latents
+            plain, values = (part.transpose(0, 1) for part in expansion.expand(latents[:, 0]))
+            keys = torch.cat([plain, turned.expand(-1, plain.shape[1], -1)], dim=-1)
+            return self.attend(layer, torch.cat(q, dim=-1), keys, values, scale)
+        absorbed = torch.cat([expansion.absorb(q[0], PlainOps()), q[1]], dim=-1)
+        return expansion.release(self.attend(layer, absorbed, k, latents, scale), PlainOps())
+
 
 def masked_attention(kind: PagedLayer, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """The last len(q) tokens of a sequence attend over all of it: q [n, num_q_heads, k_width], k, v [total, …]."""
@@ -85,9 +105,9 @@ def masked_attention(kind: PagedLayer, q: Tensor, k: Tensor, v: Tensor, scale: f
 class Session:
     """A model run step by step over a growing cache, as the engine would."""
 
-    def __init__(self, model: LanguageModel) -> None:
+    def __init__(self, model: LanguageModel, expanded: bool = False) -> None:
         self.model = model
-        self.view = GrowingView(model.spec.layers)
+        self.view = GrowingView(model.spec.layers, expanded)
         self._lengths: dict[int, int] = {}  # tokens each sequence has
 
     def step(self, chunks: dict[int, list[int]]) -> dict[int, Tensor]:

@@ -66,6 +66,17 @@ def test_two_sequences_in_one_step_do_not_see_each_other(name: str, tiny_model: 
     torch.testing.assert_close(logits[1], model.logits(second), atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name.startswith("deepseek")])
+def test_absorbed_and_expanded_attention_give_the_same_logits(
+    name: str, tiny_model: Callable[[str], TinyModel]
+) -> None:
+    model = build(tiny_model(name))
+    absorbed, expanded = Session(model), Session(model, expanded=True)
+    for chunk in (some_tokens(20, seed=3), some_tokens(1, seed=4), some_tokens(12, seed=5)):
+        found, expected = absorbed.step({0: chunk})[0], expanded.step({0: chunk})[0]
+        torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=0)
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_rows_choose_whose_logits_are_computed(name: str, tiny_model: Callable[[str], TinyModel]) -> None:
     model = build(tiny_model(name))

@@ -109,6 +109,31 @@ def _falcon(**more: object) -> transformers.PreTrainedModel:
     return transformers.FalconForCausalLM(transformers.FalconConfig(**sizes | more))
 
 
+def _deepseek(version: int, **more: object) -> transformers.PreTrainedModel:
+    """Latents of 32 and rotary keys of 8 numbers; a dense layer, then two with experts."""
+    sizes = SIZES | {
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 32,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 12,
+        "v_head_dim": 20,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "first_k_dense_replace": 1,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 1.5,
+    }
+    if version == 2:
+        return transformers.DeepseekV2ForCausalLM(transformers.DeepseekV2Config(**sizes | more))
+    return transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**sizes | more))
+
+
+_DEEPSEEK_YARN = _rope(
+    "yarn", factor=4.0, original_max_position_embeddings=64, mscale=1.0, mscale_all_dim=0.7, beta_fast=32, beta_slow=1
+)
+
 BUILDERS: dict[str, Callable[[], transformers.PreTrainedModel]] = {
     "llama": _llama,
     "llama-biases": lambda: _llama(attention_bias=True, mlp_bias=True),
@@ -136,6 +161,12 @@ BUILDERS: dict[str, Callable[[], transformers.PreTrainedModel]] = {
         ffn_hidden_size=96,
         tie_word_embeddings=False,
         rope_parameters={"rope_type": "default", "rope_theta": 500042.0},
+    ),
+    "deepseek-v2": lambda: _deepseek(2, q_lora_rank=24, topk_method="group_limited_greedy", **_DEEPSEEK_YARN),
+    "deepseek-v2-lite": lambda: _deepseek(2, q_lora_rank=None, topk_method="greedy", n_shared_experts=1),
+    "deepseek-v3": lambda: _deepseek(3, q_lora_rank=24, **_DEEPSEEK_YARN),
+    "deepseek-v3-dense": lambda: _deepseek(
+        3, q_lora_rank=None, first_k_dense_replace=3, attention_bias=True, rope_interleave=False
     ),
     "falcon-rw": lambda: _falcon(
         multi_query=False,
@@ -167,6 +198,9 @@ def make(name: str, folder: Path) -> TinyModel:
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             _fill(key, parameter, name, generator)
+        for key, buffer in model.named_buffers():
+            if key.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.3, generator=generator)
     transformers.logging.disable_progress_bar()
     model.save_pretrained(folder)
     return TinyModel(name, folder, model)

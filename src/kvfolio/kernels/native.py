@@ -97,6 +97,29 @@ class NativeOps:
         )
         return y
 
+    def head_linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        num_rows, num_heads, width = x.shape
+        if weight.dtype != x.dtype or weight.shape[::2] != (num_heads, width) or not weight.is_contiguous():
+            raise OptionError(
+                f"head_linear: x {tuple(x.shape)} {x.dtype} does not meet weight {tuple(weight.shape)} {weight.dtype}"
+            )
+        heads = x.transpose(0, 1).contiguous()  # [num_heads, num_rows, width]
+        if num_rows > FEW_ROWS and not self.deterministic:
+            y = torch.stack([_many_rows(*pair, None) for pair in zip(heads, weight, strict=True)])
+            return y.transpose(0, 1)
+        num_out = weight.shape[1]
+        y = x.new_empty((num_heads, num_rows, num_out))
+        scratch = self._scratch_for(self._num_threads * num_rows * (width + 31))
+        self._kernels.head_linear(
+            heads.data_ptr(),
+            weight.data_ptr(),
+            y.data_ptr(),
+            scratch.data_ptr(),
+            [num_heads, num_rows, width, num_out],
+            _code(x),
+        )
+        return y.transpose(0, 1)
+
     def _scratch_for(self, num_floats: int) -> Tensor:
         """f32 scratch of at least ``num_floats``, kept from call to call."""
         if self._scratch.numel() < num_floats:

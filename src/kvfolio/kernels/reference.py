@@ -36,6 +36,11 @@ class ReferenceOps:
             return functional.linear(x, weight, bias)
         return torch.cat([functional.linear(row, weight, bias) for row in torch.split(x, 1)])
 
+    def head_linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        if not self.deterministic:
+            return torch.bmm(x.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1)
+        return torch.cat([torch.matmul(weight, row[0, :, :, None])[None, :, :, 0] for row in torch.split(x, 1)])
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         values = x.to(torch.float32)
         inverse = torch.rsqrt(values.square().mean(dim=-1, keepdim=True) + eps)
@@ -107,7 +112,7 @@ def _parts(rows: Tensor, geometry: LayerGeometry, fmt: CacheFormat) -> tuple[Ten
 
 
 def _open_part(geometry: LayerGeometry, memory: LayerMemory, slot: int) -> tuple[Tensor, Tensor]:
-    """(keys [num_kv_heads, own_k_width, block_tokens], values [num_kv_heads, block_tokens, v_width]) of an open block."""
+    """Keys [num_kv_heads, own_k_width, block_tokens] and values [num_kv_heads, block_tokens, v_width] of a block."""
     size = geometry.layer_bytes(geometry.exact)
     rows = memory.open[slot : slot + 1, memory.open_offset : memory.open_offset + size]
     keys, _, values, _ = _parts(rows, geometry, geometry.exact)

@@ -8,6 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from kvfolio.errors import UnknownModelError
+from kvfolio.models.deepseek import DeepseekModel
 from kvfolio.models.falcon import FalconModel
 from kvfolio.models.gemma3 import Gemma3Model
 from kvfolio.models.gpt2 import Gpt2Model
@@ -32,11 +33,14 @@ class LanguageModel(Protocol):
         ...
 
 
-NETWORKS: dict[str, type[LlamaModel] | type[Gemma3Model] | type[Gpt2Model] | type[FalconModel]] = {
+NETWORKS: dict[
+    str, type[LlamaModel] | type[Gemma3Model] | type[Gpt2Model] | type[FalconModel] | type[DeepseekModel]
+] = {
     "llama": LlamaModel,
     "gemma3": Gemma3Model,
     "gpt2": Gpt2Model,
     "falcon": FalconModel,
+    "deepseek": DeepseekModel,
 }
 # Stored, but computed here: buffers of older transformers, and GGUF's rotary divisors, which the spec has read.
 UNUSED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", "rope_freqs.weight")

@@ -26,12 +26,30 @@ class KVView(Protocol):
         """
         ...
 
+    def attend_latent(
+        self, layer: int, q: tuple[Tensor, Tensor], k: Tensor, expansion: "Expansion", scale: float
+    ) -> Tensor:
+        """As ``attend``, in a layer that keeps latents.
+
+        q: the part that meets expanded keys [num_tokens, num_heads, plain_width], and the rotary part [num_tokens,
+        num_heads, rope_width]; k [num_tokens, 1, rank + rope_width]: latents, then rotary keys
+        → [num_tokens, num_heads, v_width].
+        """
+        ...
+
 
 class Ops(Protocol):
     """The arithmetic of a network. ``x`` is [num_tokens, width] of the compute dtype throughout."""
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x @ weight.T + bias; weight [out, in]."""
+        ...
+
+    def head_linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x[:, head] @ weight[head].T for every head; weight [num_heads, out, in].
+
+        x [num_tokens, num_heads, in] → [num_tokens, num_heads, out], which may be strided.
+        """
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -62,6 +80,22 @@ class Ops(Protocol):
 
     def activate(self, x: Tensor, activation: str) -> Tensor:
         """activation(x): silu, gelu or gelu_tanh."""
+        ...
+
+
+class Expansion(Protocol):
+    """How one latent layer's heads get at the latents: their keys and values are projections of them."""
+
+    def absorb(self, q: Tensor, ops: Ops) -> Tensor:
+        """Queries that read latents: q [num_tokens, num_heads, plain_width] → [num_tokens, num_heads, rank]."""
+        ...
+
+    def release(self, out: Tensor, ops: Ops) -> Tensor:
+        """Values out of sums of latents: out [num_tokens, num_heads, rank] → [num_tokens, num_heads, v_width]."""
+        ...
+
+    def expand(self, latents: Tensor) -> tuple[Tensor, Tensor]:
+        """[num_tokens, rank] → keys [num_heads, num_tokens, plain_width], values [num_heads, num_tokens, v_width]."""
         ...
 
 

@@ -73,6 +73,8 @@ class Network:
     parallel: bool = False  # attention and feed-forward part both read the layer's input; their outputs are added to it
     num_norms: int = 2  # of a falcon layer: 1 where both parts read the same norm
     experts: Experts | None = None  # None: every layer is dense
+    q_rank: int = 0  # of latent attention: numbers that queries are projected through; 0: through none
+    rope_in_pairs: bool = False  # of latent attention: the weights' rotated pairs are neighbours
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,7 @@ class RunnableSpec(ModelSpec):
 
     layers: tuple[PagedLayer, ...]
     max_context: int
-    family: str  # llama, gemma3, gpt2 or falcon: the file of ``models`` that runs it
+    family: str  # llama, gemma3, gpt2, falcon or deepseek: the file of ``models`` that runs it
     network: Network
     eos_token_ids: tuple[int, ...] = ()
 

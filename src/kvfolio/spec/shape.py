@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from kvfolio.errors import BrokenModelError
 from kvfolio.spec.formats import COMPUTE_FORMATS
-from kvfolio.spec.layers import PagedLayer
+from kvfolio.spec.layers import LatentAttention, PagedLayer
 from kvfolio.spec.model import Network, RunnableSpec, WeightCount
 
 UNCOUNTED = WeightCount(0, 0, 0, "config")
@@ -53,13 +53,25 @@ def count_parameters(spec: RunnableSpec) -> int:
 
 
 def _attention(network: Network, kind: PagedLayer) -> int:
-    """Weights of the four products of one layer's attention, biases included."""
+    """Weights of the products of one layer's attention, biases included."""
+    if isinstance(kind, LatentAttention):
+        return _latent_attention(network, kind)
     q_width = network.num_q_heads * kind.k_width
     k_width = kind.num_kv_heads * kind.k_width
     v_width = kind.num_kv_heads * kind.v_width
     products = network.hidden_size * (q_width + k_width + v_width + network.num_q_heads * kind.v_width)
     biases = network.qkv_bias * (q_width + k_width + v_width) + network.o_bias * network.hidden_size
     return products + biases
+
+
+def _latent_attention(network: Network, kind: LatentAttention) -> int:
+    """Weights of the projections to and from latents, and of the norms on these."""
+    hidden, rank = network.hidden_size, network.q_rank
+    q_rows, v_rows = kind.num_heads * kind.expanded_k_width, kind.num_heads * kind.expanded_v_width
+    queries = rank * (hidden + 1 + q_rows) if rank else hidden * q_rows
+    keys = hidden * kind.k_width + kind.rank + kind.rank * (q_rows - kind.num_heads * kind.rope_width + v_rows)
+    biases = network.qkv_bias * (rank + kind.k_width) + network.o_bias * hidden
+    return queries + keys + v_rows * hidden + biases
 
 
 def _gated_layer(network: Network, kind: PagedLayer) -> int:

@@ -7,6 +7,7 @@ the group before them. Knows nothing of networks or text.
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from kvfolio.cache.holding import BlockTable
@@ -23,6 +24,14 @@ class AttentionOps(Protocol):
     def plan(self, geometry: LayerGeometry, chunks: tuple[ChunkBlocks, ...]) -> Any: ...
 
     def attend(self, plan: Any, memory: LayerMemory, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor: ...
+
+
+class Expansion(Protocol):
+    """What a latent layer's view needs of its projections; models.parts.Expansion says more."""
+
+    def absorb(self, q: Tensor, ops: Any) -> Tensor: ...
+
+    def release(self, out: Tensor, ops: Any) -> Tensor: ...
 
 
 class StoreViews:
@@ -79,6 +88,14 @@ class StepView:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         plan, memory = self._layers[layer]
         return self._ops.attend(self._plans[plan], memory, q, k, v, scale)
+
+    def attend_latent(
+        self, layer: int, q: tuple[Tensor, Tensor], k: Tensor, expansion: Expansion, scale: float
+    ) -> Tensor:
+        absorbed = expansion.absorb(q[0], self._ops)  # [num_tokens, num_heads, rank]
+        v = k[:, :, : absorbed.shape[2]]
+        out = self.attend(layer, torch.cat((absorbed, q[1]), dim=-1), k, v, scale)
+        return expansion.release(out, self._ops)
 
 
 def _geometry(layout: CacheLayout, group: GroupLayout, num_q_heads: int) -> LayerGeometry:

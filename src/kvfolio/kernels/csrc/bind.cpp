@@ -122,6 +122,14 @@ class Kernels {
     table_.linear(args);
   }
 
+  void head_linear(uintptr_t x, uintptr_t weight, uintptr_t y, uintptr_t x_f32, const std::vector<int64_t>& shape,
+                   int format) const {
+    const HeadLinearArgs args{pointer(x), pointer(weight), pointer(y), pointer<float>(x_f32), shape.at(0), shape.at(1),
+                              shape.at(2), shape.at(3), format, num_threads_};
+    nb::gil_scoped_release release;
+    table_.head_linear(args);
+  }
+
   void rms_norm(uintptr_t x, int64_t row_stride, uintptr_t residual, uintptr_t sum, uintptr_t weight, uintptr_t y,
                 const std::vector<int64_t>& shape, float eps, int format) const {
     const NormArgs args{{pointer(x), row_stride}, pointer(residual), pointer(sum), pointer<float>(weight), pointer(y),
@@ -178,6 +186,7 @@ NB_MODULE(_native, m) {
       .def_prop_ro("name", &Kernels::name)
       .def("attend", &Kernels::attend)
       .def("linear", &Kernels::linear)
+      .def("head_linear", &Kernels::head_linear)
       .def("rms_norm", &Kernels::rms_norm)
       .def("rope", &Kernels::rope)
       .def("gated", &Kernels::gated)

@@ -29,6 +29,15 @@ struct LinearArgs {  // y = x @ weight.T + bias
   int num_threads;
 };
 
+struct HeadLinearArgs {  // of each head: y = x @ weight.T
+  const void* x;       // [num_heads][num_rows][in]
+  const void* weight;  // [num_heads][out][in]
+  void* y;             // [num_heads][num_rows][out]
+  float* x_f32;        // scratch [num_threads][num_rows][in rounded up to 32]
+  int64_t num_heads, num_rows, in, out;
+  int format, num_threads;
+};
+
 struct NormArgs {
   Rows x;              // [num_rows][num_heads][width]
   const void* residual;  // added first, sum written to `sum`; or null. Contiguous.
@@ -63,6 +72,7 @@ struct Table {
   const char* name;
   void (*attend)(const AttendArgs&);
   void (*linear)(const LinearArgs&);
+  void (*head_linear)(const HeadLinearArgs&);
   void (*rms_norm)(const NormArgs&);
   void (*rope)(const RopeArgs&);
   void (*gated)(const GatedArgs&);

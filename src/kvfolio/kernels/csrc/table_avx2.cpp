@@ -22,6 +22,6 @@ namespace {
 #include "pointwise.inc"
 }  // namespace
 
-extern const Table table_avx2 = {"avx2", attend, linear, rms_norm, rope, gated, read_bandwidth};
+extern const Table table_avx2 = {"avx2", attend, linear, head_linear, rms_norm, rope, gated, read_bandwidth};
 
 }  // namespace kvfolio

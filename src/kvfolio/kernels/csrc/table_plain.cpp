@@ -20,6 +20,6 @@ namespace {
 #include "pointwise.inc"
 }  // namespace
 
-extern const Table table_plain = {"plain", attend, linear, rms_norm, rope, gated, read_bandwidth};
+extern const Table table_plain = {"plain", attend, linear, head_linear, rms_norm, rope, gated, read_bandwidth};
 
 }  // namespace kvfolio

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 
 from kvfolio.errors import BrokenModelError, UnknownModelError
 from kvfolio.spec.config.class_defaults import find_class_defaults
+from kvfolio.spec.config.deepseek import deepseek_network
 from kvfolio.spec.config.experts import experts_from_config
 from kvfolio.spec.config.falcon import CONTEXT, as_falcon, falcon_network
 from kvfolio.spec.config.layers import layers_of
 from kvfolio.spec.fields import MAX_LAYERS, Fields, show
 from kvfolio.spec.formats import COMPUTE_FORMATS, DTYPE_WORDS, format_of_dtype
-from kvfolio.spec.layers import FullAttention, PagedLayer, SlidingWindow
+from kvfolio.spec.layers import LatentAttention, PagedLayer
 from kvfolio.spec.model import Network, Rope, RunnableSpec
 from kvfolio.spec.ropes import FULL, SLIDING, gemma3_ropes_from_config, ropes_from_config, usable_context
 from kvfolio.spec.shape import UNCOUNTED, completed
@@ -30,6 +31,8 @@ ARCHITECTURES = {
     "gemma3_text": "Gemma3ForCausalLM",
     "gpt2": "GPT2LMHeadModel",
     "falcon": "FalconForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
 }
 
 _ACTIVATIONS = {
@@ -56,6 +59,8 @@ _REQUIRED = {
     "gemma3_text": ("num_hidden_layers", "num_key_value_heads", "sliding_window"),
     "gpt2": (),
     "falcon": ("num_hidden_layers",),
+    "deepseek_v2": ("num_hidden_layers", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"),
+    "deepseek_v3": ("num_hidden_layers", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"),
 }
 _CHANGES_THE_RESULT = "kvfolio does not compute this, and without it the model's answers would differ"
 _REFUSED = {
@@ -69,6 +74,8 @@ _REFUSED = {
     "gemma3_text": ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"),
     "gpt2": ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention"),
     "falcon": ("alibi", "apply_residual_connection_post_layernorm"),
+    "deepseek_v2": ("sliding_window", "mlp_bias"),
+    "deepseek_v3": ("sliding_window", "mlp_bias"),
 }
 
 
@@ -87,6 +94,8 @@ def runnable_from_config(config: Mapping[str, object], name: str) -> RunnableSpe
         return _gpt2(fields)
     if model_type == "falcon":
         return _falcon(fields)
+    if model_type.startswith("deepseek"):
+        return _deepseek(fields, model_type)
     return _rotary(fields, model_type)
 
 
@@ -182,6 +191,15 @@ def _falcon(fields: Fields) -> RunnableSpec:
     return _finished(fields, "falcon", "falcon", layers, network, context, 11)
 
 
+def _deepseek(fields: Fields, model_type: str) -> RunnableSpec:
+    layers = _layers(fields, model_type)
+    experts = experts_from_config(_with_usual(fields, model_type), model_type, len(layers))
+    network = deepseek_network(fields, model_type, layers, _activation(fields, "hidden_act", "silu"), experts)
+    context = usable_context(fields.integer("max_position_embeddings"), network.rope)
+    usual_eos = 1 if model_type == "deepseek_v3" else 2
+    return _finished(fields, model_type, "deepseek", layers, network, context, usual_eos)
+
+
 def _finished(
     fields: Fields,
     model_type: str,
@@ -224,7 +242,7 @@ def _layers(fields: Fields, model_type: str) -> tuple[PagedLayer, ...]:
     layers = layers_of(_with_usual(fields, model_type), model_type, find_class_defaults(model_type))
     kept: list[PagedLayer] = []
     for layer in layers:
-        if not isinstance(layer, FullAttention | SlidingWindow):
+        if not isinstance(layer, PagedLayer) or (isinstance(layer, LatentAttention) and layer.top_k is not None):
             raise UnknownModelError(f"{fields.where}: the engine keeps no layers of kind {layer.kind}")
         kept.append(layer)
     return tuple(kept)
