@@ -100,7 +100,17 @@ SETTINGS = [
     Setting("falcon-7b", "f32", "int4"),
     Setting("falcon-40b", "bf16", "int8"),
 ]
+SETTINGS += [
+    Setting("deepseek-v3"),
+    Setting("deepseek-v2-lite", "bf16"),
+    Setting("deepseek-v3", "f32", "int8"),
+    Setting("deepseek-v2", "bf16", "int4"),
+    Setting("deepseek-v3-dense", "f32", "bf16/int8", "1=exact"),
+    Setting("deepseek-v3", "bf16", "fp8"),
+    Setting("deepseek-v2-lite", "f32", "int6-token/int3"),
+]
 SINKS = [
+    Setting("deepseek-v3", "f32", "int4", sink_blocks=1),
     Setting("llama", "f32", "int8", sink_blocks=1),
     Setting("gemma3", "bf16", "int8", sink_blocks=2),
     Setting("gemma3", "f32", "int8", "2=exact,5-6=bf16", sink_blocks=1),  # in one group of four

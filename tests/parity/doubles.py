@@ -84,7 +84,7 @@ class GrowingView:
         kind = self.layers[layer]
         latents, turned = k.split([kind.v_width, kind.k_width - kind.v_width], dim=-1)
         if self.expanded:  # keys and values of every head, as if the model had no latents
-            plain, values = (part.transpose(0, 1) for part in expansion.expand(latents[:, 0]))
+            plain, values = (part.transpose(0, 1) for part in expansion.expand(latents[:, 0], slice(None)))
             keys = torch.cat([plain, turned.expand(-1, plain.shape[1], -1)], dim=-1)
             return self.attend(layer, torch.cat(q, dim=-1), keys, values, scale)
         absorbed = torch.cat([expansion.absorb(q[0], PlainOps()), q[1]], dim=-1)

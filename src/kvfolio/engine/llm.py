@@ -19,7 +19,7 @@ from kvfolio.engine.answer import Answer, Completion, Piece
 from kvfolio.engine.engine import Engine, Output, Snapshot
 from kvfolio.engine.explain import Explanation, explain
 from kvfolio.engine.fingerprint import model_fingerprint
-from kvfolio.engine.loaded import LoadedModel, find_source, read_weights, resolve_dtype
+from kvfolio.engine.loaded import LoadedModel, check_latent_form, find_source, read_weights, resolve_dtype
 from kvfolio.engine.machine import (
     check_swap_memory,
     choose_ops,
@@ -71,6 +71,7 @@ class LLMOptions:
     device: str = "cpu"
     threads: int | None = None  # None: torch's own choice
     deterministic: bool = False  # the same bits alone and in any batch, with any chunking
+    latent_form: str = "absorbed"  # how latent layers compute prompts: absorbed, or expanded: quicker in large steps
     prefix_cache: bool = True  # requests share the blocks of equal beginnings
     eviction: str = "lru"  # which cached block goes first: lru, lfu, slru, s3fifo, gdsf
     preemption: str = "auto"  # how a request gives up its blocks when memory is short: auto, recompute, swap
@@ -123,6 +124,7 @@ class LLM:
             torch.set_num_threads(self.options.threads)
         source = model.source if isinstance(model, LoadedModel) else find_source(model)
         self.spec: RunnableSpec = source.spec
+        check_latent_form(self.options.latent_form, self.spec, self.options.deterministic)
         self.dtype = resolve_dtype(self.options.dtype, self.spec)
         self.device = device = find_device(self.options.device)
         if loaded:
@@ -162,7 +164,7 @@ class LLM:
             self.spec,
             Scheduler(ledger, scheduling),
             store,
-            Runner(loaded.network, ops, views, device),
+            Runner(loaded.network, ops, views, device, self.options.latent_form == "expanded"),
             fingerprint=self._fingerprint(source, ops.name) if self.options.prefix_cache else None,
         )
         self._answers: dict[RequestId, Answer] = {}
@@ -187,6 +189,8 @@ class LLM:
 
     def _fingerprint(self, source: ModelSource, ops_name: str) -> bytes:
         place = f"{ops_name} on {self.device.type}"
+        if self.options.latent_form != "absorbed":
+            place += f", prompts {self.options.latent_form}"
         return model_fingerprint(source, self.dtype, self.layout, place, self.options.deterministic)
 
     @property

@@ -16,8 +16,11 @@ from kvfolio.kernels.codec import TORCH_DTYPES
 from kvfolio.models.build import LanguageModel, build_model
 from kvfolio.models.weights import Progress, open_weights
 from kvfolio.spec.formats import COMPUTE_FORMATS
+from kvfolio.spec.layers import LatentAttention
 from kvfolio.spec.model import RunnableSpec
 from kvfolio.spec.source import ModelSource, find_default_model, open_model
+
+LATENT_FORMS = ("absorbed", "expanded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,21 @@ def resolve_dtype(asked: str, spec: RunnableSpec) -> str:
     if dtype not in COMPUTE_FORMATS:
         raise OptionError(f"dtype is {dtype!r}; accepted: {', '.join(COMPUTE_FORMATS)}, auto")
     return dtype
+
+
+def check_latent_form(asked: str, spec: RunnableSpec, deterministic: bool) -> None:
+    """Raise OptionError if latent layers cannot compute prompts so, or there are none."""
+    if asked not in LATENT_FORMS:
+        raise refusal("latent_form", asked, f"one of {', '.join(LATENT_FORMS)}")
+    if asked == "absorbed":
+        return
+    if not any(isinstance(kind, LatentAttention) for kind in spec.layers):
+        raise OptionError(f"latent_form is {asked!r}, and {spec.name} has no layers with latents: leave it out")
+    if deterministic:
+        raise OptionError(
+            f"latent_form is {asked!r} and deterministic is on: in the expanded form sums depend on how a prompt is cut; "
+            "leave one of them out"
+        )
 
 
 def read_weights(

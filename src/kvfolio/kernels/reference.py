@@ -85,13 +85,15 @@ class ReferenceOps:
         for chunk in plan.chunks:
             rows = slice(row, row + chunk.num_tokens)
             row += chunk.num_tokens
-            own_k, own_v = _write(geometry, memory, chunk, k[rows], v[rows])
-            stored_k, stored_v = _read_stored(geometry, memory, chunk)
+            own_k, own_v = write_chunk(geometry, memory, chunk, k[rows], v[rows])
+            stored_k, stored_v = read_stored(geometry, memory, chunk)
             step = 1 if self.deterministic else chunk.num_tokens
             for begin in range(0, chunk.num_tokens, step):
                 part = slice(rows.start + begin, rows.start + min(begin + step, chunk.num_tokens))
                 queries = q[part].to(torch.float32) * scale
-                out[part] = _attend(geometry, chunk, chunk.start + begin, queries, (own_k, own_v), (stored_k, stored_v))
+                out[part] = attend_chunk(
+                    geometry, chunk, chunk.start + begin, queries, (own_k, own_v), (stored_k, stored_v)
+                )
         return out
 
 
@@ -123,7 +125,7 @@ def _open_part(geometry: LayerGeometry, memory: LayerMemory, slot: int) -> tuple
     )
 
 
-def _write(
+def write_chunk(
     geometry: LayerGeometry, memory: LayerMemory, chunk: ChunkBlocks, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Store the chunk; returns exact keys and values [num_kv_heads, tokens, width] from its first block's edge on."""
@@ -163,7 +165,7 @@ def _seal(geometry: LayerGeometry, memory: LayerMemory, chunk: ChunkBlocks, bloc
             target[0].copy_(part)
 
 
-def _read_stored(geometry: LayerGeometry, memory: LayerMemory, chunk: ChunkBlocks) -> tuple[Tensor, Tensor]:
+def read_stored(geometry: LayerGeometry, memory: LayerMemory, chunk: ChunkBlocks) -> tuple[Tensor, Tensor]:
     """Keys and values of all sealed blocks, decoded: f32 [num_kv_heads, tokens, width], from ``first_block`` on."""
     num_sinks = max(0, min(len(chunk.sinks) - chunk.first_block, len(chunk.sealed)))
     k, v = _read(geometry, memory.sealed, memory.sealed_offset, chunk.sealed[num_sinks:], geometry.stored)
@@ -192,7 +194,7 @@ def _read(
     )
 
 
-def _attend(
+def attend_chunk(
     geometry: LayerGeometry,
     chunk: ChunkBlocks,
     start: int,

@@ -27,16 +27,17 @@ class LatentHeads:
         self.values = heads[:, plain:].contiguous()  # [num_heads, v_width, rank]
 
     def absorb(self, q: Tensor, ops: Ops) -> Tensor:
-        """q [num_tokens, num_heads, plain_width] → [num_tokens, num_heads, rank]: what it is to multiply latents with."""
+        """q [num_tokens, num_heads, plain_width] → [num_tokens, num_heads, rank]: what latents are multiplied with."""
         return ops.head_linear(q, self.keys)
 
     def release(self, out: Tensor, ops: Ops) -> Tensor:
         """Weighed sums of latents [num_tokens, num_heads, rank] → of values [num_tokens, num_heads, v_width]."""
         return ops.head_linear(out, self.values)
 
-    def expand(self, latents: Tensor) -> tuple[Tensor, Tensor]:
-        """[num_tokens, rank] → keys [num_heads, num_tokens, plain_width], values [num_heads, num_tokens, v_width]."""
-        return torch.matmul(latents, self.keys), torch.matmul(latents, self.values.transpose(1, 2))
+    def expand(self, latents: Tensor, heads: slice) -> tuple[Tensor, Tensor]:
+        """[num_tokens, rank] f32 → keys [heads, num_tokens, plain_width], values [heads, num_tokens, v_width], f32."""
+        keys, values = self.keys[heads].to(latents.dtype), self.values[heads].to(latents.dtype)
+        return torch.matmul(latents, keys), torch.matmul(latents, values.transpose(1, 2))
 
 
 class DeepseekLayer:

@@ -94,8 +94,11 @@ class Expansion(Protocol):
         """Values out of sums of latents: out [num_tokens, num_heads, rank] → [num_tokens, num_heads, v_width]."""
         ...
 
-    def expand(self, latents: Tensor) -> tuple[Tensor, Tensor]:
-        """[num_tokens, rank] → keys [num_heads, num_tokens, plain_width], values [num_heads, num_tokens, v_width]."""
+    def expand(self, latents: Tensor, heads: slice) -> tuple[Tensor, Tensor]:
+        """Of ``heads``: keys [heads, num_tokens, plain_width] and values [heads, num_tokens, v_width], f32.
+
+        latents [num_tokens, rank] f32.
+        """
         ...
 
 

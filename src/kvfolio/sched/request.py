@@ -107,6 +107,7 @@ class Chunk:
     samples: bool  # whether the logits of the last token yield a new token
     tables: tuple[BlockTable, ...]  # a layer group each
     scores: bool = False  # whether the logits of all its tokens are wanted
+    num_prompt_tokens: int = 0  # of its tokens, those of the prompt: the first ones
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,8 +53,16 @@ class _Draft:
         stop = start + num_tokens
         token_ids = tuple(state.chain.token_ids[start:stop])
         samples = stop == state.num_known
-        scores = state.request.scores_prompt and start < len(state.request.prompt)
-        self.chunks[state.request.id] = Chunk(state.request.id, start, token_ids, samples, grant.tables, scores)
+        num_prompt = max(0, min(stop, len(state.request.prompt)) - start)
+        self.chunks[state.request.id] = Chunk(
+            state.request.id,
+            start,
+            token_ids,
+            samples,
+            grant.tables,
+            scores=state.request.scores_prompt and num_prompt > 0,
+            num_prompt_tokens=num_prompt,
+        )
         self.moves.extend(grant.moves)
         self.budget -= num_tokens
 
