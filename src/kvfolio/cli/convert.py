@@ -56,12 +56,12 @@ def _lines(result: "Conversion") -> list[str]:
     rows = [
         ("", "before", "after"),
         ("key/value heads", str(before.num_kv_heads), str(after.num_kv_heads)),
-        ("cache a token", sizes[0][0], sizes[1][0]),
+        (f"{result.dtype} cache a token", sizes[0][0], sizes[1][0]),
         ("weights", sizes[0][1], sizes[1][1]),
     ]
     return [
-        f"{printable(result.model)}: {result.num_q_heads} query heads, {result.dtype}",
-        *(f"{name:<16}{old:>12}{new:>12}" for name, old, new in rows),
+        f"{printable(result.model)}: {result.num_q_heads} query heads",
+        *(f"{name:<18}{old:>12}{new:>12}" for name, old, new in rows),
         f"wrote {printable(result.out)}",
         _meaning(result),
     ]

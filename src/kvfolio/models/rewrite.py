@@ -82,7 +82,9 @@ class FolderCopy:
         ``change``: the numbers of a tensor that grows or shrinks, [num_values] → [new number of values], in its dtype.
         Raises OptionError where they cannot be written, BrokenModelError where they cannot be read.
         """
-        pieces: dict[Path, Iterator[bytes]] = {Path(name): iter([text]) for name, text in self._texts.items()}
+        pieces: dict[Path, Iterator[bytes | memoryview]] = {
+            Path(name): iter([text]) for name, text in self._texts.items()
+        }
         sizes = {name: (self._folder / name).stat().st_size for name in self._copies}
         pieces |= {name: _stored(self._folder / name, 0, size) for name, size in sizes.items()}
         pieces |= {Path(shard.file.name): _shard_pieces(shard, change) for shard in self._shards}
@@ -171,7 +173,7 @@ def _read_shard(file: Path, growth: Callable[[str], Fraction]) -> _Shard:
     return _Shard(file, len(text).to_bytes(8, "little") + text, tuple(tensors))
 
 
-def _shard_pieces(shard: _Shard, change: Callable[[Tensor], Tensor]) -> Iterator[bytes]:
+def _shard_pieces(shard: _Shard, change: Callable[[Tensor], Tensor]) -> Iterator[bytes | memoryview]:
     """The new file, piece by piece."""
     yield shard.header
     for tensor in shard.tensors:
@@ -180,7 +182,7 @@ def _shard_pieces(shard: _Shard, change: Callable[[Tensor], Tensor]) -> Iterator
             yield from pieces
         else:
             values = torch.frombuffer(bytearray(b"".join(pieces)), dtype=DTYPES[tensor.dtype])  # [num_values]
-            yield change(values).view(torch.uint8).numpy().tobytes()
+            yield change(values).view(torch.uint8).numpy().data
 
 
 def _index_text(file: Path, tensors: list[_Tensor]) -> bytes:
