@@ -31,7 +31,7 @@ def test_the_table_says_what_heads_cost_and_that_joined_ones_need_training(
     assert rows["f32 cache a token"] == ["768", "B", "384", "B"]  # 3 layers, k and v, 16 wide, f32
     assert rows.keys() == {"", "key/value heads", "f32 cache a token", "weights"}
     assert f"wrote {tmp_path / 'out'}\n" in out
-    assert "answers are bad until the model is trained further (GQA, arXiv 2305.13245: for 5 %" in out
+    assert "expect no useful answers before the model is trained further (GQA, arXiv 2305.13245: for 5 %" in out
 
 
 @pytest.mark.parametrize(("number", "said"), [(2, "the weights are the same bytes"), (4, "answers as before")])

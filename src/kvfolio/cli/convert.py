@@ -35,8 +35,9 @@ def convert(
 ) -> None:
     """Write a model with fewer or more key/value heads (MHA, GQA, MQA), hence a smaller or larger cache.
 
-    Fewer heads are the means of those they replace. Such a model answers badly until it is trained further: the paper
-    (GQA, arXiv 2305.13245) does so for 5 % of the pre-training steps. More heads are copies and change no answer.
+    Fewer heads are the means of those they replace. Expect no useful answers of such a model before it is trained
+    further: the paper (GQA, arXiv 2305.13245) does so for 5 % of the pre-training steps. More heads are copies and
+    change no answer.
     """
     with needs_torch():
         from kvfolio.models.convert import convert as convert_model
@@ -70,7 +71,7 @@ def _lines(result: "Conversion") -> list[str]:
 def _meaning(result: "Conversion") -> str:
     if result.needs_training:
         return (
-            "heads were joined to their means: answers are bad until the model is trained further "
+            "heads were joined to their means: expect no useful answers before the model is trained further "
             f"({_PAPER}: for 5 % of the pre-training steps)"
         )
     if result.after.num_kv_heads > result.before.num_kv_heads:

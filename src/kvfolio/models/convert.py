@@ -57,9 +57,9 @@ def convert(model: str | Path, out: str | Path, num_kv_heads: int, on_progress: 
     """Write the model of the folder ``model`` to the new folder ``out``, with ``num_kv_heads`` heads in every layer.
 
     Fewer heads than before must divide their number: those that lie side by side are joined to their mean (mean
-    pooling, GQA: arXiv 2305.13245 sec. 2.1). That model answers badly until it is trained further; the paper does so
-    for 5 % of the pre-training steps. More heads, up to one for each query head, are copies and change no answer; as
-    many as before give a copy of the model. ``on_progress``: told the bytes written so far, and all.
+    pooling, GQA: arXiv 2305.13245 sec. 2.1). Expect no useful answers of that model before it is trained further; the
+    paper does so for 5 % of the pre-training steps. More heads, up to one for each query head, are copies and change no
+    answer; as many as before give a copy of the model. ``on_progress``: told the bytes written so far, and all.
 
     ``out`` appears when it is whole, or not at all. Raises OptionError for a number that does not fit and for an
     ``out`` that cannot be written, UnknownModelError for a model that cannot be expressed so, BrokenModelError for
