@@ -23,7 +23,7 @@ from kvfolio.errors import KvfolioError
 SPIN_COUNT = "5000"
 
 MOST_LETTERS = 2000  # of an error line
-VERBS = ("plan", "fleet", "models", "devices", "run", "compare", "check")
+VERBS = ("plan", "fleet", "models", "devices", "run", "compare", "check", "convert")
 _WrongUsage: Any = typer.BadParameter.__mro__[1]  # click's UsageError, which typer carries under a private name
 
 
@@ -67,6 +67,10 @@ def _load(verb: str) -> Callable[..., None]:
             from kvfolio.cli.compare import compare
 
             return compare
+        case "convert":
+            from kvfolio.cli.convert import convert
+
+            return convert
         case _:
             from kvfolio.cli.check import check
 

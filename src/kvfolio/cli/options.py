@@ -79,20 +79,20 @@ def load(model: str | None, **options: Any) -> "LLM":
     with needs_torch():
         from kvfolio.engine.llm import LLM
 
-    with _progress() as on_progress:
+    with byte_bar("reading weights") as on_progress:
         return LLM(model, on_progress=on_progress, **options)
 
 
 @contextmanager
-def _progress() -> Iterator[Any]:
-    """A bar on standard error while weights are read; nothing where that is not a terminal."""
+def byte_bar(words: str) -> Iterator[Any]:
+    """A bar on standard error while bytes are read or written; nothing where that is not a terminal."""
     if not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
-    columns = (TextColumn("reading weights"), BarColumn(), DownloadColumn(binary_units=True))
+    columns = (TextColumn(words), BarColumn(), DownloadColumn(binary_units=True))
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("weights")
         yield lambda done, total: bar.update(task, completed=done, total=total)
