@@ -80,6 +80,10 @@ def run(
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="The same bits alone or in any batch, with any chunking.")
     ] = False,
+    latent_form: Annotated[
+        str,
+        typer.Option(help="How latent (MLA) layers compute prompts: absorbed, or expanded, quicker for long prompts."),
+    ] = "absorbed",
     as_json: Json = False,
 ) -> None:
     """Run a model: one prompt, a batch of them, or a chat on a terminal; then print the cache's account."""
@@ -120,6 +124,7 @@ def run(
         device=device,
         threads=threads,
         deterministic=deterministic,
+        latent_form=latent_form,
         prefix_cache=prefix_cache,
         eviction=eviction,
         preemption=preemption,

@@ -68,7 +68,7 @@ def check_latent_form(asked: str, spec: RunnableSpec, deterministic: bool) -> No
         raise OptionError(f"latent_form is {asked!r}, and {spec.name} has no layers with latents: leave it out")
     if deterministic:
         raise OptionError(
-            f"latent_form is {asked!r} and deterministic is on: in the expanded form sums depend on how a prompt is cut; "
+            f"latent_form is {asked!r} and deterministic is on: in that form sums depend on how a prompt is cut; "
             "leave one of them out"
         )
 

@@ -49,6 +49,7 @@ class Kernels:
         out_width: int,
         format: int,
     ) -> None: ...
+    def head_linear(self, x: int, weight: int, y: int, x_f32: int, shape: list[int], format: int) -> None: ...
     def rms_norm(
         self,
         x: int,

@@ -18,6 +18,7 @@ from kvfolio.models.rewrite import CONFIG, FolderCopy, free_place
 from kvfolio.models.weights import Progress, open_weights
 from kvfolio.spec.config.runnable import runnable_from_config
 from kvfolio.spec.formats import find_cache_format
+from kvfolio.spec.layers import LatentAttention
 from kvfolio.spec.model import RunnableSpec
 from kvfolio.spec.source import ModelSource, open_model
 
@@ -175,7 +176,9 @@ def _check_weights(source: ModelSource) -> None:
 def _spec_with(config: bytes, spec: RunnableSpec, num_kv_heads: int) -> RunnableSpec:
     """The model that ``config`` describes: ``spec`` with other heads, or an error if another field decides them."""
     found = runnable_from_config(json.loads(config), spec.name)
-    if found.layers != tuple(replace(layer, num_kv_heads=num_kv_heads) for layer in spec.layers):
+    if found.layers != tuple(
+        replace(layer, num_kv_heads=num_kv_heads) for layer in spec.layers if not isinstance(layer, LatentAttention)
+    ):
         raise UnknownModelError(
             f"{spec.name}: another field than {FIELD} decides how many key/value heads a layer has; write that number "
             f"into {FIELD}, for all layers, and remove the other field"

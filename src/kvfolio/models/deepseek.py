@@ -66,7 +66,7 @@ class DeepseekLayer:
         stacked = weights.linear(down, rows, hidden, network.qkv_bias)  # [q_rank + rank + rope_width, hidden]
         q_rows = kind.num_heads * kind.expanded_k_width
         q = weights.get(f"{q_name}.weight", (q_rows, q_in)).view(kind.num_heads, kind.expanded_k_width, q_in)
-        plain, turned = q.split([self.plain_width, kind.rope_width], dim=1)
+        plain, turned = torch.split(q, [self.plain_width, kind.rope_width], dim=1)
         if network.rope_in_pairs:
             turned = halves(turned, 1)
             for part in (stacked.weight, stacked.bias):
@@ -150,4 +150,5 @@ class DeepseekModel:
 
 def halves(x: Tensor, axis: int) -> Tensor:
     """Rotated numbers along ``axis`` from DeepSeek's order, where a pair is (2i, 2i + 1), to ours: (i, i + half)."""
-    return x.unflatten(axis, (-1, 2)).transpose(axis, axis + 1).flatten(axis, axis + 1)
+    pairs = x.reshape(*x.shape[:axis], -1, 2, *x.shape[axis + 1 :])
+    return pairs.transpose(axis, axis + 1).reshape(x.shape)
