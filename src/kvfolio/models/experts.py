@@ -61,21 +61,15 @@ class SparseMlp:
 
     def forward(self, x: Tensor, ops: Ops) -> Tensor:
         """x [num_tokens, hidden] → [num_tokens, hidden]."""
-        num_rows = x.shape[0]
         chosen, shares = self.route(x, ops)
-        order = chosen.flatten().argsort(stable=True)  # (row, rank) pairs by expert, those of one expert by row
-        rows = order // self.experts.per_token  # [num_tokens * per_token]: whose pair it is
-        shares = shares.flatten()[order, None]  # [num_tokens * per_token, 1]
+        pairs = chosen.flatten()  # [num_pairs] of a row and an expert it chose
+        order = pairs.argsort(stable=True)  # by expert, those of one expert by row
+        rows = order // self.experts.per_token
+        counts = [(number, count) for number, count in enumerate(pairs.bincount().tolist()) if count]
+        parts = x[rows].split([count for _, count in counts])  # each expert's rows
+        done = [self.routed[number].forward(part, ops) for (number, _), part in zip(counts, parts, strict=True)]
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-        start = 0
-        for number, count in enumerate(chosen.flatten().bincount().tolist()):
-            if not count:
-                continue
-            mine = slice(start, start := start + count)
-            if count == num_rows:  # all rows, in order: always so while one token is decoded
-                out += self.routed[number].forward(x, ops) * shares[mine]
-            else:
-                out.index_add_(0, rows[mine], self.routed[number].forward(x[rows[mine]], ops) * shares[mine])
+        out.index_add_(0, rows, torch.cat(done) * shares.flatten()[order, None])  # one pair after the other
         if self.shared is not None:
             beside = self.shared.forward(x, ops)  # [num_tokens, hidden]
             if self.shared_gate is not None:
