@@ -20,17 +20,8 @@ from transformers import PreTrainedTokenizerFast
 from kvfolio import LLM, SamplingParams
 from kvfolio.sched.request import RequestId, Step
 
-FAMILIES = [
-    "llama",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "mixtral",
-    "qwen2-moe",
-    "qwen3-moe",
-    "gemma3",
-    "gpt2",
-]  # mistral: windows only; gemma3: windows and full
+SPARSE = ["mixtral", "qwen2-moe", "qwen3-moe"]
+FAMILIES = ["llama", "mistral", "qwen2", "qwen3", *SPARSE, "gemma3", "gpt2"]  # mistral: windows only; gemma3: both
 CONTEXT = 512
 ODD_FAMILIES = ["llama-odd", "gpt2-odd"]  # widths that fill no vector register
 WINDOW = 16  # of mistral and gemma3
