@@ -21,13 +21,9 @@ from kvfolio import LLM, SamplingParams
 from kvfolio.sched.request import RequestId, Step
 
 GGUF_FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "gemma3", "gpt2"]  # those that run from a GGUF file, too
-FAMILIES = [
-    *GGUF_FAMILIES,
-    "falcon-7b",
-    "falcon-40b",
-    "deepseek-v2",
-    "deepseek-v3",
-]  # mistral: windows only; gemma3: windows and full
+SPARSE = ["mixtral", "qwen2-moe", "qwen3-moe"]
+LATENT = ["deepseek-v2", "deepseek-v3"]
+FAMILIES = [*GGUF_FAMILIES, "falcon-7b", "falcon-40b", *SPARSE, *LATENT]  # mistral: windows only; gemma3: both
 CONTEXT = 512
 ODD_FAMILIES = ["llama-odd", "gpt2-odd"]  # widths that fill no vector register
 WINDOW = 16  # of mistral and gemma3

@@ -16,8 +16,7 @@ UNCOUNTED = WeightCount(0, 0, 0, "config")
 def completed(spec: RunnableSpec) -> RunnableSpec:
     """``spec`` with its weights counted; raises BrokenModelError where its numbers contradict each other."""
     check_shape(spec)
-    count = count_parameters(spec)
-    return replace(spec, weights=WeightCount(count, count, count * COMPUTE_FORMATS[spec.dtype].value_bytes, "config"))
+    return replace(spec, weights=count_weights(spec))
 
 
 def check_shape(spec: RunnableSpec) -> None:
@@ -37,11 +36,33 @@ def check_shape(spec: RunnableSpec) -> None:
                 )
 
 
+def count_weights(spec: RunnableSpec) -> WeightCount:
+    """The weights of a network in the dtype it is published in, those of routed experts apart."""
+    count, value_bytes = count_parameters(spec), COMPUTE_FORMATS[spec.dtype].value_bytes
+    experts = spec.network.experts
+    if experts is None:
+        return WeightCount(count, count, count * value_bytes, "config")
+    of_one = 3 * spec.network.hidden_size * experts.width * len(experts.layers)  # expert, in all layers
+    routed = of_one * experts.num_experts
+    return WeightCount(
+        num_params=count,
+        num_active_params=count - of_one * (experts.num_experts - experts.per_token),
+        num_bytes=count * value_bytes,
+        source="config",
+        expert_params=routed,
+        num_experts=experts.num_experts,
+        experts_per_token=experts.per_token,
+        expert_bytes=routed * value_bytes,
+    )
+
+
 def count_parameters(spec: RunnableSpec) -> int:
     """The number of weights, tied embeddings once; exact for every family."""
     network = spec.network
-    per_layer = _PLAIN_LAYERS.get(spec.family, _gated_layer)
-    layers = sum(per_layer(network, kind) for kind in spec.layers)
+    if spec.family in _PLAIN_LAYERS:
+        layers = sum(_PLAIN_LAYERS[spec.family](network, kind) for kind in spec.layers)
+    else:
+        layers = sum(_gated_layer(network, kind, index) for index, kind in enumerate(spec.layers))
     if spec.family == "gemma3":  # two more norms a layer: after attention and after the gated product
         layers += len(spec.layers) * 2 * network.hidden_size
     embedding = network.vocab_size * network.hidden_size
@@ -74,12 +95,21 @@ def _latent_attention(network: Network, kind: LatentAttention) -> int:
     return queries + keys + v_rows * hidden + biases
 
 
-def _gated_layer(network: Network, kind: PagedLayer) -> int:
-    """Weights of a layer of the llama and gemma3 families: attention, gated product, two norms."""
-    gated = 3 * network.hidden_size * network.intermediate_size
-    gated_biases = network.mlp_bias * (2 * network.intermediate_size + network.hidden_size)
+def _gated_layer(network: Network, kind: PagedLayer, index: int) -> int:
+    """Weights of a layer of the gated families: attention, feed-forward part, two norms."""
     head_norms = network.qk_norm * 2 * kind.k_width
-    return _attention(network, kind) + gated + gated_biases + head_norms + 2 * network.hidden_size
+    return _attention(network, kind) + feed_forward_params(network, index) + head_norms + 2 * network.hidden_size
+
+
+def feed_forward_params(network: Network, index: int) -> int:
+    """Weights of the gated product of layer ``index``; of all its experts and their router where it has them."""
+    hidden, experts = network.hidden_size, network.experts
+    if experts is None or index not in experts.layers:
+        biases = network.mlp_bias * (2 * network.intermediate_size + hidden)
+        return 3 * hidden * network.intermediate_size + biases
+    products = 3 * hidden * (experts.num_experts * experts.width + experts.shared_width)
+    corrections = experts.has_bias * experts.num_experts  # of DeepSeek-V3's scores
+    return products + hidden * (experts.num_experts + experts.has_shared_gate) + corrections
 
 
 def _gpt2_layer(network: Network, kind: PagedLayer) -> int:
