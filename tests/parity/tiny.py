@@ -73,6 +73,18 @@ def _gpt2() -> transformers.PreTrainedModel:
     return transformers.GPT2LMHeadModel(config)
 
 
+def _gpt_oss() -> transformers.PreTrainedModel:
+    config = transformers.GptOssConfig(
+        **SIZES,
+        head_dim=16,
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        sliding_window=16,  # in the first and the last layer
+        **_rope("yarn", factor=4.0, original_max_position_embeddings=64, truncate=False),
+    )
+    return transformers.GptOssForCausalLM(config)
+
+
 BUILDERS: dict[str, Callable[[], transformers.PreTrainedModel]] = {
     "llama": _llama,
     "llama-biases": lambda: _llama(attention_bias=True, mlp_bias=True),
@@ -88,6 +100,7 @@ BUILDERS: dict[str, Callable[[], transformers.PreTrainedModel]] = {
     "qwen3": _qwen3,
     "gemma3": _gemma3,
     "gpt2": _gpt2,
+    "gpt-oss": _gpt_oss,
 }
 
 
@@ -118,7 +131,9 @@ def make(name: str, folder: Path) -> TinyModel:
 
 
 def _fill(key: str, parameter: Tensor, name: str, generator: torch.Generator) -> None:
-    if parameter.dim() == 2:
+    if name == "gpt-oss" and key.endswith((".sinks", ".gate_up_proj")):  # sinks beside scores; gates beyond their limit
+        parameter.normal_(0.0, 2.0 if key.endswith(".sinks") else 0.6, generator=generator)
+    elif parameter.dim() >= 2:
         parameter.normal_(0.0, 0.2, generator=generator)
     elif key.endswith(".bias"):
         parameter.normal_(0.0, 0.3, generator=generator)

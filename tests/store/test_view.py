@@ -33,13 +33,24 @@ class Recorder:
     def __init__(self) -> None:
         self.plans: list[tuple[LayerGeometry, tuple[ChunkBlocks, ...]]] = []
         self.attended: list[tuple[Any, LayerMemory]] = []
+        self.sink_logits: list[Tensor | None] = []
 
     def plan(self, geometry: LayerGeometry, chunks: tuple[ChunkBlocks, ...]) -> int:
         self.plans.append((geometry, chunks))
         return len(self.plans) - 1
 
-    def attend(self, plan: Any, memory: LayerMemory, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    def attend(
+        self,
+        plan: Any,
+        memory: LayerMemory,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        sink_logits: Tensor | None = None,
+    ) -> Tensor:
         self.attended.append((plan, memory))
+        self.sink_logits.append(sink_logits)
         return q
 
 

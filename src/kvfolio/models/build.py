@@ -10,6 +10,7 @@ from torch import Tensor
 from kvfolio.errors import UnknownModelError
 from kvfolio.models.gemma3 import Gemma3Model
 from kvfolio.models.gpt2 import Gpt2Model
+from kvfolio.models.gpt_oss import GptOssModel
 from kvfolio.models.llama import LlamaModel
 from kvfolio.models.parts import KVView, Ops
 from kvfolio.models.weights import Weights
@@ -31,10 +32,11 @@ class LanguageModel(Protocol):
         ...
 
 
-NETWORKS: dict[str, type[LlamaModel] | type[Gemma3Model] | type[Gpt2Model]] = {
+NETWORKS: dict[str, type[LlamaModel] | type[Gemma3Model] | type[Gpt2Model] | type[GptOssModel]] = {
     "llama": LlamaModel,
     "gemma3": Gemma3Model,
     "gpt2": Gpt2Model,
+    "gpt_oss": GptOssModel,
 }
 # Stored, but computed here: buffers of older transformers, and GGUF's rotary divisors, which the spec has read.
 UNUSED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", "rope_freqs.weight")

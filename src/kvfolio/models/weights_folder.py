@@ -13,14 +13,20 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from kvfolio.errors import BrokenModelError, UnknownModelError
+from kvfolio.models.mxfp4 import BLOCK_BYTES, GROUP, decode_mxfp4
 from kvfolio.spec.model import RunnableSpec
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 VALUE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+BYTES = "U8"  # what codes of MXFP4 and their scales are stored as
+CODES, SCALES = "_blocks", "_scales"  # behind the name of the tensor that they stand for
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
 MALFORMED = (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError)  # what foreign JSON may raise
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
-CONV1D = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # GPT-2 stores these [in, out]
+TURNED = {  # stored [in, out]
+    "gpt2": ("c_attn.weight", "c_proj.weight", "c_fc.weight"),
+    "gpt_oss": (".experts.gate_up_proj", ".experts.down_proj"),  # of all experts: [experts, in, out]
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,41 +45,70 @@ class FolderTensors:
     def __init__(self, folder: Path, spec: RunnableSpec) -> None:
         self.where = folder
         self.norm_offset = 1.0 if spec.family == "gemma3" else 0.0
-        self._family = spec.family
+        self._turned = TURNED.get(spec.family, ())
         self._stored = {spelling(line.key, spec.family): line for line in read_headers(folder)}
+        self._packed = take_packed(self._stored) if spec.family == "gpt_oss" else {}
         self._open: dict[Path, Any] = {}  # safetensors handles; each keeps its file mapped
         self.shapes = {
-            name: line.shape[::-1] if self._is_transposed(name) else line.shape for name, line in self._stored.items()
-        }
+            name: (*line.shape[:-2], *line.shape[:-3:-1]) if name.endswith(self._turned) else line.shape
+            for name, line in self._stored.items()
+        } | {name: (*codes.shape[:-2], codes.shape[-2] * GROUP) for name, (codes, _) in self._packed.items()}
 
     def stored_bytes(self, name: str) -> int:
+        if name in self._packed:
+            return sum(prod(line.shape) for line in self._packed[name])
         line = self._stored[name]
         return prod(line.shape) * VALUE_BYTES.get(line.dtype, 0)
 
     def read_into(self, name: str, out: Tensor) -> None:
+        if name in self._packed:
+            codes, scales = self._packed[name]
+            decode_mxfp4(self._tensor(codes), self._tensor(scales), out, f"{scales.file}: tensor {scales.key!r}")
+            return
         line = self._stored[name]
         if line.dtype not in VALUE_BYTES:
             raise UnknownModelError(
                 f"{line.file}: tensor {line.key!r} is stored as {line.dtype}; known: {', '.join(VALUE_BYTES)}; "
                 "use an unquantised copy of the model or a GGUF file"
             )
+        tensor = self._tensor(line)
+        out.copy_(tensor.mT if name.endswith(self._turned) else tensor)
+
+    def _tensor(self, line: StoredTensor) -> Tensor:
         try:
             if line.file not in self._open:
                 self._open[line.file] = safe_open(line.file, framework="pt", device="cpu")
             tensor: Tensor = self._open[line.file].get_tensor(line.key)
+            return tensor
         except (SafetensorError, OSError) as error:
             raise BrokenModelError(
                 f"{line.file}: tensor {line.key!r} cannot be read ({error}); fetch it again"
             ) from None
-        out.copy_(tensor.T if self._is_transposed(name) else tensor)
-
-    def _is_transposed(self, name: str) -> bool:
-        return self._family == "gpt2" and name.endswith(CONV1D)
 
 
 def spelling(key: str, family: str) -> str:
     """The one name by which the networks know the tensor that a folder calls ``key``."""
     return key.removeprefix("transformer.") if family == "gpt2" else key  # with and without: both are published
+
+
+def take_packed(stored: dict[str, StoredTensor]) -> dict[str, tuple[StoredTensor, StoredTensor]]:
+    """Takes out of ``stored`` the codes and scales of MXFP4 tensors, and gives them by the tensor's name.
+
+    Raises BrokenModelError for codes without fitting scales.
+    """
+    packed = {}
+    for name in [name.removesuffix(CODES) for name in stored if name.endswith(CODES)]:
+        codes, scales = stored.pop(name + CODES), stored.pop(name + SCALES, None)
+        fits = scales is not None and scales.shape == codes.shape[:-1] and codes.shape[3:] == (BLOCK_BYTES,)
+        if scales is None or not fits or (codes.dtype, scales.dtype) != (BYTES, BYTES):
+            found = "none" if scales is None else f"{list(scales.shape)} {scales.dtype}"
+            raise BrokenModelError(
+                f"{codes.file}: tensor {codes.key!r} is {list(codes.shape)} {codes.dtype}, its scales {name + SCALES!r}: "
+                f"{found}; accepted: [count, rows, groups, {BLOCK_BYTES}] {BYTES} and scales without the last axis; "
+                "fetch both again"
+            )
+        packed[name] = codes, scales
+    return packed
 
 
 def read_headers(folder: Path) -> list[StoredTensor]:

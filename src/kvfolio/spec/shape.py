@@ -16,8 +16,20 @@ UNCOUNTED = WeightCount(0, 0, 0, "config")
 def completed(spec: RunnableSpec) -> RunnableSpec:
     """``spec`` with its weights counted; raises BrokenModelError where its numbers contradict each other."""
     check_shape(spec)
-    count = count_parameters(spec)
-    return replace(spec, weights=WeightCount(count, count, count * COMPUTE_FORMATS[spec.dtype].value_bytes, "config"))
+    count, value_bytes = count_parameters(spec), COMPUTE_FORMATS[spec.dtype].value_bytes
+    network = spec.network
+    routed = len(spec.layers) * _gpt_oss_expert(network) if spec.family == "gpt_oss" else 0  # one expert of each layer
+    weights = WeightCount(
+        num_params=count,
+        num_active_params=count - routed * (network.num_experts - network.experts_per_token),
+        num_bytes=count * value_bytes,
+        source="config",
+        expert_params=routed * network.num_experts,
+        num_experts=network.num_experts,
+        experts_per_token=network.experts_per_token,
+        expert_bytes=routed * network.num_experts * value_bytes,
+    )
+    return replace(spec, weights=weights)
 
 
 def check_shape(spec: RunnableSpec) -> None:
@@ -40,7 +52,7 @@ def check_shape(spec: RunnableSpec) -> None:
 def count_parameters(spec: RunnableSpec) -> int:
     """The number of weights, tied embeddings once; exact for every family."""
     network = spec.network
-    per_layer = _gpt2_layer if spec.family == "gpt2" else _gated_layer
+    per_layer = {"gpt2": _gpt2_layer, "gpt_oss": _gpt_oss_layer}.get(spec.family, _gated_layer)
     layers = sum(per_layer(network, kind) for kind in spec.layers)
     if spec.family == "gemma3":  # two more norms a layer: after attention and after the gated product
         layers += len(spec.layers) * 2 * network.hidden_size
@@ -73,3 +85,17 @@ def _gpt2_layer(network: Network, kind: PagedLayer) -> int:
     """Weights of a layer of GPT-2: attention, two products with biases, two norms with biases."""
     products = 2 * network.hidden_size * network.intermediate_size + network.intermediate_size + network.hidden_size
     return _attention(network, kind) + products + 4 * network.hidden_size
+
+
+def _gpt_oss_layer(network: Network, kind: PagedLayer) -> int:
+    """Weights of a layer of gpt-oss: attention with a sink logit per query head, router, experts, two norms."""
+    router = network.num_experts * (network.hidden_size + 1)
+    sink_logits = network.num_q_heads
+    experts = network.num_experts * _gpt_oss_expert(network)
+    return _attention(network, kind) + sink_logits + router + experts + 2 * network.hidden_size
+
+
+def _gpt_oss_expert(network: Network) -> int:
+    """Weights of one expert: a gated product with biases."""
+    hidden, width = network.hidden_size, network.intermediate_size
+    return 3 * hidden * width + 2 * width + hidden

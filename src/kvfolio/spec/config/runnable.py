@@ -1,4 +1,4 @@
-"""Turns a Hugging Face config into a RunnableSpec: families llama (with mistral, qwen2, qwen3), gemma3 and gpt2.
+"""Turns a Hugging Face config into a RunnableSpec: families llama (with mistral, qwen2, qwen3), gemma3, gpt2, gpt_oss.
 
 Knows nothing of files or tensors. Defaults are those of transformers 5.24's configuration classes; whatever would
 change the result and cannot be expressed is refused by name.
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from kvfolio.errors import BrokenModelError, UnknownModelError
 from kvfolio.spec.config.class_defaults import find_class_defaults
+from kvfolio.spec.config.gpt_oss import decoded_mxfp4, gpt_oss_network
 from kvfolio.spec.config.layers import layers_of
 from kvfolio.spec.fields import MAX_LAYERS, Fields, show
 from kvfolio.spec.formats import COMPUTE_FORMATS, DTYPE_WORDS, format_of_dtype
@@ -24,6 +25,7 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "gpt2": "GPT2LMHeadModel",
+    "gpt_oss": "GptOssForCausalLM",
 }
 
 _ACTIVATIONS = {
@@ -46,6 +48,7 @@ _REQUIRED = {
     "qwen3": ("num_hidden_layers", "num_key_value_heads"),
     "gemma3_text": ("num_hidden_layers", "num_key_value_heads", "sliding_window"),
     "gpt2": (),
+    "gpt_oss": ("num_hidden_layers", "num_key_value_heads", "head_dim", "sliding_window"),
 }
 _CHANGES_THE_RESULT = "kvfolio does not compute this, and without it the model's answers would differ"
 _REFUSED = {
@@ -55,6 +58,7 @@ _REFUSED = {
     "qwen3": (),
     "gemma3_text": ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"),
     "gpt2": ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention"),
+    "gpt_oss": (),
 }
 
 
@@ -66,6 +70,11 @@ def runnable_from_config(config: Mapping[str, object], name: str) -> RunnableSpe
     """
     fields = Fields(config, name)
     model_type = _model_type(fields)
+    if model_type == "gpt_oss":
+        fields = decoded_mxfp4(fields)
+        layers = _layers(fields, model_type)
+        network, context = gpt_oss_network(fields, layers)
+        return _finished(fields, model_type, model_type, layers, network, context, None)
     fields.refuse_if_set("quantization_config", "quantised weights are not supported; use the unquantised folder")
     for field in _REFUSED[model_type]:
         fields.refuse_if_set(field, _CHANGES_THE_RESULT)
