@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import tiny_gguf
-from served import FAMILIES, greedy
+from served import FAMILIES, IN_GGUF, greedy
 from tiny import some_tokens
 
 import kvfolio
@@ -34,7 +34,7 @@ def test_the_planner_reads_the_layers_that_the_engine_runs(
     assert planned.num_params == run.num_params
 
 
-@every_family
+@pytest.mark.parametrize("name", IN_GGUF)
 def test_the_planner_reads_the_layers_that_the_engine_runs_from_a_gguf_file_too(
     name: str, served_model: "Callable[[str], TinyModel]", tmp_path: Path
 ) -> None:

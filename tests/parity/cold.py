@@ -95,6 +95,8 @@ SETTINGS = [
     Setting("gpt2", "f32", "int5/int2"),
     Setting("llama", "f32", "int8-channel"),
     Setting("gemma3", "bf16", "int3-rotated/int4-token"),
+    Setting("gpt-oss"),  # windows of 16 and full attention, a sink logit a head, experts
+    Setting("gpt-oss", "bf16", "int8"),
 ]
 SINKS = [
     Setting("llama", "f32", "int8", sink_blocks=1),

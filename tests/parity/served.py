@@ -20,10 +20,11 @@ from transformers import PreTrainedTokenizerFast
 from kvfolio import LLM, SamplingParams
 from kvfolio.sched.request import RequestId, Step
 
-FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "gemma3", "gpt2"]  # mistral: windows only; gemma3: windows and full
+IN_GGUF = ["llama", "mistral", "qwen2", "qwen3", "gemma3", "gpt2"]  # mistral: windows only; gemma3: windows and full
+FAMILIES = [*IN_GGUF, "gpt-oss"]  # windows and full
 CONTEXT = 512
 ODD_FAMILIES = ["llama-odd", "gpt2-odd"]  # widths that fill no vector register
-WINDOW = 16  # of mistral and gemma3
+WINDOW = 16  # of mistral, gemma3 and gpt-oss
 BOS = 1
 TOLERANCE = 1e-4  # measured: 5e-5 at worst, on logits that spread by 1.6
 

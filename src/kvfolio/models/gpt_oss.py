@@ -32,8 +32,9 @@ class GptOssExperts:
 
         A row goes through its own experts in their order, alone or beside others: its sum never depends on them.
         """
-        best = torch.topk(self.router.forward(x, ops).to(torch.float32), self.per_token, dim=1)
-        shares, chosen = torch.softmax(best.values, dim=1), best.indices  # [num_tokens, per_token]
+        logits = self.router.forward(x, ops).to(torch.float32)  # [num_tokens, num_experts]
+        ranked = torch.sort(logits, dim=1, descending=True, stable=True)  # of equal logits the lower number is better
+        shares, chosen = torch.softmax(ranked.values[:, : self.per_token], dim=1), ranked.indices[:, : self.per_token]
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         for expert in torch.unique(chosen).tolist():
             rows, places = torch.where(chosen == expert)

@@ -19,9 +19,9 @@ def decode_mxfp4(blocks: Tensor, scales: Tensor, out: Tensor, where: str) -> Non
     """Write into ``out`` [count, rows, groups * 32], any float dtype, what the codes stand for.
 
     blocks uint8 [count, rows, groups, 16], scales uint8 [count, rows, groups]. A 16-bit ``out`` takes 3.8 times the
-    bytes of the codes: gpt-oss-20b has 12 GB of them and becomes 42 GB, gpt-oss-120b 61 GB and 234. Beside it, 8 bytes a
-    number of one of the ``count`` matrices at a time. Raises BrokenModelError for a scale that is no number; ``where``:
-    file and tensor, for the message.
+    bytes of codes and scales: of gpt-oss-20b 10 GB become 38 (42 with its other weights), of gpt-oss-120b 61 become 229
+    (234). Beside it, one of the ``count`` matrices lies there in f32, twice. ``where``: file and tensor, for messages.
+    Raises BrokenModelError for a scale that stands for no number.
     """
     numbers = torch.tensor([*_MAGNITUDES, *(-size for size in _MAGNITUDES)], dtype=torch.float32)
     codes = torch.arange(256)

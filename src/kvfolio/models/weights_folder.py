@@ -103,8 +103,8 @@ def take_packed(stored: dict[str, StoredTensor]) -> dict[str, tuple[StoredTensor
         if scales is None or not fits or (codes.dtype, scales.dtype) != (BYTES, BYTES):
             found = "none" if scales is None else f"{list(scales.shape)} {scales.dtype}"
             raise BrokenModelError(
-                f"{codes.file}: tensor {codes.key!r} is {list(codes.shape)} {codes.dtype}, its scales {name + SCALES!r}: "
-                f"{found}; accepted: [count, rows, groups, {BLOCK_BYTES}] {BYTES} and scales without the last axis; "
+                f"{codes.file}: tensor {codes.key!r} is {list(codes.shape)} {codes.dtype}, its scales are {found}; "
+                f"accepted: [count, rows, groups, {BLOCK_BYTES}] {BYTES} and scales without the last axis; "
                 "fetch both again"
             )
         packed[name] = codes, scales
