@@ -100,6 +100,15 @@ def test_each_layer_has_the_plan_and_the_bytes_of_its_group() -> None:
     assert ops.attended[2][1].sealed_offset == store.layout.groups[0].block_bytes // 2  # the second of its group
 
 
+def test_sink_logits_are_handed_on_and_are_none_where_a_network_has_none() -> None:
+    layout, ops, logits = layout_of_options(), Recorder(), torch.ones(4)
+    view = StoreViews(CacheStore(layout, CPU), 4, ops).view([])
+    view.attend(0, NOTHING, NOTHING, NOTHING, 1.0, logits)
+    view.attend(1, NOTHING, NOTHING, NOTHING, 1.0)
+    assert ops.sink_logits[0] is logits
+    assert ops.sink_logits[1] is None
+
+
 @pytest.mark.parametrize("num_sinks", [1, 2, 3])
 def test_sinks_are_shown_with_the_blocks_of_the_group_before_them(num_sinks: int) -> None:
     ops, store, chunks = shown(layout_of_options(sink_blocks=num_sinks), (5, 4), (13, 1), (0, 3))

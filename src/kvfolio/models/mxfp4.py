@@ -20,15 +20,16 @@ def decode_mxfp4(blocks: Tensor, scales: Tensor, out: Tensor, where: str) -> Non
 
     blocks uint8 [count, rows, groups, 16], scales uint8 [count, rows, groups]. A 16-bit ``out`` takes 3.8 times the
     bytes of codes and scales: of gpt-oss-20b 10 GB become 38 (42 with its other weights), of gpt-oss-120b 61 become 229
-    (234). Beside it, one of the ``count`` matrices lies there in f32, twice. ``where``: file and tensor, for messages.
+    (234). Beside it, one of the ``count`` matrices lies there in f32. ``where``: file and tensor, for messages.
     Raises BrokenModelError for a scale that stands for no number.
     """
     numbers = torch.tensor([*_MAGNITUDES, *(-size for size in _MAGNITUDES)], dtype=torch.float32)
     codes = torch.arange(256)
     pairs = torch.stack([numbers[codes % 16], numbers[codes // 16]], dim=1)  # [256, 2]
+    pairs = pairs.view(torch.int64)[:, 0]  # [256], two numbers in each: one look-up a byte
     for one_blocks, one_scales, one_out in zip(blocks, scales, out, strict=True):
         if bool((one_scales == _NAN).any()):
             raise BrokenModelError(f"{where} holds a scale of {_NAN}, which stands for no number; fetch it again")
-        values = pairs[one_blocks.to(torch.int32)]  # [rows, groups, 16, 2]
+        values = pairs.index_select(0, one_blocks.flatten().to(torch.int32)).view(torch.float32)
         powers = torch.exp2(one_scales.to(torch.float32) - _BIAS)  # [rows, groups], exact
-        one_out.copy_((values.flatten(2) * powers[..., None]).flatten(1))
+        one_out.copy_(values.view(*one_scales.shape, GROUP).mul_(powers[..., None]).flatten(1))
