@@ -66,11 +66,12 @@ def test_codes_are_decoded_as_transformers_decodes_them(dtype: torch.dtype) -> N
     assert torch.equal(out, theirs.transpose(1, 2))
 
 
-def test_the_smallest_and_the_largest_scale_are_exact() -> None:
-    blocks = torch.full((1, 1, 2, 16), 0x21, dtype=torch.uint8)  # 0.5, then 1
-    out = torch.empty(1, 1, 64)
-    decode_mxfp4(blocks, torch.tensor([[[0, 254]]], dtype=torch.uint8), out, "here")
-    assert out[0, 0, [0, 1, 32, 33]].tolist() == [2.0**-128, 2.0**-127, 2.0**126, 2.0**127]
+def test_every_scale_is_exact() -> None:
+    blocks = torch.full((1, 1, 255, 16), 0x21, dtype=torch.uint8)  # 0.5, then 1
+    out = torch.empty(1, 1, 255 * 32)
+    decode_mxfp4(blocks, torch.arange(255, dtype=torch.uint8)[None, None], out, "here")
+    assert out[0, 0, 1::32].tolist() == [2.0**exponent for exponent in range(-127, 128)]
+    assert out[0, 0, 0::32].tolist() == [2.0**exponent for exponent in range(-128, 127)]
 
 
 def test_a_folder_of_mxfp4_gives_the_logits_of_transformers_with_decoded_experts(

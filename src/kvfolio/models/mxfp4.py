@@ -27,9 +27,10 @@ def decode_mxfp4(blocks: Tensor, scales: Tensor, out: Tensor, where: str) -> Non
     codes = torch.arange(256)
     pairs = torch.stack([numbers[codes % 16], numbers[codes // 16]], dim=1)  # [256, 2]
     pairs = pairs.view(torch.int64)[:, 0]  # [256], two numbers in each: one look-up a byte
+    powers = torch.tensor([2.0 ** (exponent - _BIAS) for exponent in range(_NAN)])  # exact, f32
     for one_blocks, one_scales, one_out in zip(blocks, scales, out, strict=True):
         if bool((one_scales == _NAN).any()):
             raise BrokenModelError(f"{where} holds a scale of {_NAN}, which stands for no number; fetch it again")
         values = pairs.index_select(0, one_blocks.flatten().to(torch.int32)).view(torch.float32)
-        powers = torch.exp2(one_scales.to(torch.float32) - _BIAS)  # [rows, groups], exact
-        one_out.copy_(values.view(*one_scales.shape, GROUP).mul_(powers[..., None]).flatten(1))
+        factors = powers[one_scales.to(torch.int32)]  # [rows, groups]
+        one_out.copy_(values.view(*one_scales.shape, GROUP).mul_(factors[..., None]).flatten(1))
