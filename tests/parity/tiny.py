@@ -51,6 +51,37 @@ def _qwen3() -> transformers.PreTrainedModel:
     return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SIZES, head_dim=24))
 
 
+def _mixtral() -> transformers.PreTrainedModel:
+    return transformers.MixtralForCausalLM(
+        transformers.MixtralConfig(**SIZES, num_local_experts=6, num_experts_per_tok=2)
+    )
+
+
+def _qwen2_moe() -> transformers.PreTrainedModel:
+    config = transformers.Qwen2MoeConfig(
+        **SIZES | {"num_hidden_layers": 4},
+        num_experts=6,
+        num_experts_per_tok=3,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=48,
+        mlp_only_layers=[2],
+    )
+    return transformers.Qwen2MoeForCausalLM(config)
+
+
+def _qwen3_moe() -> transformers.PreTrainedModel:
+    config = transformers.Qwen3MoeConfig(
+        **SIZES,
+        head_dim=24,
+        num_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=40,
+        norm_topk_prob=True,
+        decoder_sparse_step=2,
+    )
+    return transformers.Qwen3MoeForCausalLM(config)
+
+
 def _gemma3() -> transformers.PreTrainedModel:
     sizes = SIZES | {"num_hidden_layers": 7, "num_key_value_heads": 1, "head_dim": 24, "query_pre_attn_scalar": 20}
     ropes = {
@@ -98,6 +129,9 @@ BUILDERS: dict[str, Callable[[], transformers.PreTrainedModel]] = {
     "qwen2": _qwen2,
     "qwen2-windows": _qwen2_windows,
     "qwen3": _qwen3,
+    "mixtral": _mixtral,
+    "qwen2-moe": _qwen2_moe,
+    "qwen3-moe": _qwen3_moe,
     "gemma3": _gemma3,
     "gpt2": _gpt2,
     "gpt-oss": _gpt_oss,

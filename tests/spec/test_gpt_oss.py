@@ -7,7 +7,7 @@ import pytest
 from published import Config, growing_bytes, read, windows, without
 
 from kvfolio.errors import BrokenModelError, UnknownModelError
-from kvfolio.spec.model import Rope
+from kvfolio.spec.model import Experts, Rope
 
 YARN: Config = {
     "beta_fast": 32.0,
@@ -64,7 +64,7 @@ def test_the_published_config_is_read_in_full() -> None:
     assert growing_bytes(spec) == 12 * 2 * 8 * 64 * 2
     assert network.rope == Rope(150000.0, 64, "yarn", 32.0, 4096, truncate=False)
     assert network.rope_local is None
-    assert (network.num_experts, network.experts_per_token, network.intermediate_size) == (32, 4, 2880)
+    assert network.experts == Experts(32, 4, 2880, tuple(range(24)), normalise=True)
     assert (network.qkv_bias, network.o_bias, network.mlp_bias, network.tie_embeddings) == (True, True, True, False)
     assert network.attention_scale == 0.125
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kvfolio.errors import UnknownModelError
+from kvfolio.models.experts import dense
 from kvfolio.models.parts import KVView, Ops, RopeTable, Rotary
 from kvfolio.models.weights import Weights
 from kvfolio.spec.model import RunnableSpec
@@ -24,9 +25,8 @@ class Gemma3Layer:
         self.head_width = kind.k_width
         self.attention_scale = network.attention_scale
         self.norm_eps = network.norm_eps
-        self.activation = network.activation
 
-        hidden, width = network.hidden_size, network.intermediate_size
+        hidden = network.hidden_size
         q_rows, kv_rows = self.num_q_heads * self.head_width, self.num_kv_heads * self.head_width
         name = f"model.layers.{index}"
         self.input_norm = weights.norm_scale(f"{name}.input_layernorm.weight", hidden)  # [hidden] f32
@@ -38,10 +38,7 @@ class Gemma3Layer:
         self.o = weights.linear([f"{name}.self_attn.o_proj"], [hidden], q_rows, network.o_bias)  # [hidden, q_rows]
         self.post_attention_norm = weights.norm_scale(f"{name}.post_attention_layernorm.weight", hidden)  # [hidden] f32
         self.mlp_norm = weights.norm_scale(f"{name}.pre_feedforward_layernorm.weight", hidden)  # [hidden] f32
-        self.gate_up = weights.linear(  # [2 * width, hidden]
-            [f"{name}.mlp.gate_proj", f"{name}.mlp.up_proj"], [width, width], hidden, network.mlp_bias
-        )
-        self.down = weights.linear([f"{name}.mlp.down_proj"], [hidden], width, network.mlp_bias)  # [hidden, width]
+        self.mlp = dense(network, weights, f"{name}.mlp", network.intermediate_size)
         self.post_mlp_norm = weights.norm_scale(f"{name}.post_feedforward_layernorm.weight", hidden)  # [hidden] f32
 
     def forward(
@@ -55,8 +52,7 @@ class Gemma3Layer:
         out = self.attention(x, rotary, view, ops)  # [num_tokens, hidden]
         delta = ops.rms_norm(out, self.post_attention_norm, self.norm_eps)
         x, residual = ops.add_rms_norm(delta, residual, self.mlp_norm, self.norm_eps)
-        gate_up = self.gate_up.forward(x, ops)  # [num_tokens, 2 * width]
-        out = self.down.forward(ops.gated(gate_up, self.activation), ops)  # [num_tokens, hidden]
+        out = self.mlp.forward(x, ops)  # [num_tokens, hidden]
         return ops.rms_norm(out, self.post_mlp_norm, self.norm_eps), residual
 
     def attention(self, x: Tensor, rotary: Rotary, view: KVView, ops: Ops) -> Tensor:

@@ -10,16 +10,15 @@ from kvfolio.errors import UnknownModelError
 from kvfolio.models.parts import KVView, Ops, RopeTable, Rotary
 from kvfolio.models.weights import Weights
 from kvfolio.spec.config.gpt_oss import SWIGLU_ALPHA, SWIGLU_LIMIT
-from kvfolio.spec.model import RunnableSpec
+from kvfolio.spec.model import Experts, RunnableSpec
 
 
 class GptOssExperts:
     """A router, and the gated products that it chooses among: in every row the ``per_token`` of highest logit."""
 
-    def __init__(self, spec: RunnableSpec, weights: Weights, name: str) -> None:
-        network = spec.network
-        hidden, width, count = network.hidden_size, network.intermediate_size, network.num_experts
-        self.per_token = network.experts_per_token
+    def __init__(self, experts: Experts, hidden: int, weights: Weights, name: str) -> None:
+        count, width = experts.num_experts, experts.width
+        self.per_token = experts.per_token
         self.router = weights.linear([f"{name}.router"], [count], hidden, bias=True)  # [count, hidden]
         inner, down = f"{name}.experts.gate_up_proj", f"{name}.experts.down_proj"
         self.gate_up = weights.get(inner, (count, 2 * width, hidden))  # rows: gate and up by turns
@@ -58,7 +57,7 @@ class GptOssExperts:
 class GptOssLayer:
     """norm → attention → add and norm → experts. The last addition is left to the next norm."""
 
-    def __init__(self, spec: RunnableSpec, weights: Weights, index: int) -> None:
+    def __init__(self, spec: RunnableSpec, experts: Experts, weights: Weights, index: int) -> None:
         network, kind = spec.network, spec.layers[index]
         self.index = index
         self.num_q_heads = network.num_q_heads
@@ -74,11 +73,10 @@ class GptOssLayer:
         self.qkv = weights.linear(  # [q_rows + 2 * kv_rows, hidden]
             [f"{name}.self_attn.{part}_proj" for part in "qkv"], [q_rows, kv_rows, kv_rows], hidden, network.qkv_bias
         )
-        sink_logits = weights.get(f"{name}.self_attn.sinks", (self.num_q_heads,))
-        self.sink_logits = sink_logits.to(torch.float32)  # [num_q_heads]
+        self.sink_logits = weights.get(f"{name}.self_attn.sinks", (self.num_q_heads,), torch.float32)  # [num_q_heads]
         self.o = weights.linear([f"{name}.self_attn.o_proj"], [hidden], q_rows, network.o_bias)  # [hidden, q_rows]
         self.mlp_norm = weights.norm_scale(f"{name}.post_attention_layernorm.weight", hidden)  # [hidden] f32
-        self.experts = GptOssExperts(spec, weights, f"{name}.mlp")
+        self.experts = GptOssExperts(experts, hidden, weights, f"{name}.mlp")
 
     def forward(
         self, delta: Tensor | None, residual: Tensor, rotary: Rotary, view: KVView, ops: Ops
@@ -108,14 +106,14 @@ class GptOssModel:
 
     def __init__(self, spec: RunnableSpec, weights: Weights) -> None:
         network = spec.network
-        if network.rope is None:
+        if network.rope is None or network.experts is None:
             raise UnknownModelError(
-                f"{spec.name}: a network of the family gpt_oss needs rotary positions, none are given"
+                f"{spec.name}: a network of the family gpt_oss needs rotary positions and experts, one is not given"
             )
         vocab, hidden = network.vocab_size, network.hidden_size
         self.spec = spec
         self.embedding = weights.get("model.embed_tokens.weight", (vocab, hidden))  # [vocab, hidden]
-        self.layers = [GptOssLayer(spec, weights, index) for index in range(len(spec.layers))]
+        self.layers = [GptOssLayer(spec, network.experts, weights, index) for index in range(len(spec.layers))]
         self.norm = weights.norm_scale("model.norm.weight", hidden)  # [hidden] f32
         self.head = (  # [vocab, hidden]
             self.embedding if network.tie_embeddings else weights.get("lm_head.weight", (vocab, hidden))

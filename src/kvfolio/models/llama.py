@@ -1,4 +1,5 @@
-"""The Llama family: Llama 1 to 3, Mistral, SmolLM2, Qwen2 (biases on q, k, v) and Qwen3 (norms on q and k).
+"""The Llama family: Llama 1 to 3, Mistral, SmolLM2, Qwen2 (biases on q, k, v), Qwen3 (norms on q and k), and those
+of their kind with experts: Mixtral, Qwen2-MoE, Qwen3-MoE.
 
 Knows nothing of caches, files or kernels: weights come by name, memory through a view, arithmetic through ops.
 """
@@ -7,13 +8,14 @@ import torch
 from torch import Tensor
 
 from kvfolio.errors import UnknownModelError
+from kvfolio.models.experts import feed_forward
 from kvfolio.models.parts import KVView, Ops, RopeTable, Rotary
 from kvfolio.models.weights import Weights
 from kvfolio.spec.model import RunnableSpec
 
 
 class LlamaLayer:
-    """norm → attention → add and norm → gated MLP. The last addition is left to the next norm."""
+    """norm → attention → add and norm → gated MLP or experts. The last addition is left to the next norm."""
 
     def __init__(self, spec: RunnableSpec, weights: Weights, index: int) -> None:
         network, kind = spec.network, spec.layers[index]
@@ -24,9 +26,8 @@ class LlamaLayer:
         self.head_width = kind.k_width
         self.attention_scale = network.attention_scale
         self.norm_eps = network.norm_eps
-        self.activation = network.activation
 
-        hidden, width = network.hidden_size, network.intermediate_size
+        hidden = network.hidden_size
         q_rows, kv_rows = self.num_q_heads * self.head_width, self.num_kv_heads * self.head_width
         name = f"model.layers.{index}"
         self.input_norm = weights.norm_scale(f"{name}.input_layernorm.weight", hidden)  # [hidden] f32
@@ -39,10 +40,7 @@ class LlamaLayer:
             self.k_norm = weights.norm_scale(f"{name}.self_attn.k_norm.weight", self.head_width)
         self.o = weights.linear([f"{name}.self_attn.o_proj"], [hidden], q_rows, network.o_bias)  # [hidden, q_rows]
         self.mlp_norm = weights.norm_scale(f"{name}.post_attention_layernorm.weight", hidden)  # [hidden] f32
-        self.gate_up = weights.linear(  # [2 * width, hidden]
-            [f"{name}.mlp.gate_proj", f"{name}.mlp.up_proj"], [width, width], hidden, network.mlp_bias
-        )
-        self.down = weights.linear([f"{name}.mlp.down_proj"], [hidden], width, network.mlp_bias)  # [hidden, width]
+        self.mlp = feed_forward(network, weights, index)
 
     def forward(
         self, delta: Tensor | None, residual: Tensor, rotary: Rotary, view: KVView, ops: Ops
@@ -54,8 +52,7 @@ class LlamaLayer:
             x, residual = ops.add_rms_norm(delta, residual, self.input_norm, self.norm_eps)
         delta = self.attention(x, rotary, view, ops)  # [num_tokens, hidden]
         x, residual = ops.add_rms_norm(delta, residual, self.mlp_norm, self.norm_eps)
-        gate_up = self.gate_up.forward(x, ops)  # [num_tokens, 2 * width]
-        return self.down.forward(ops.gated(gate_up, self.activation), ops), residual
+        return self.mlp.forward(x, ops), residual
 
     def attention(self, x: Tensor, rotary: Rotary, view: KVView, ops: Ops) -> Tensor:
         """x [num_tokens, hidden], normed → [num_tokens, hidden]."""

@@ -51,15 +51,21 @@ class Weights:
         self._done_bytes = 0
         self._total_bytes = sum(source.stored_bytes(name) for name in source.shapes)
 
-    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The tensor ``name`` in the compute dtype; BrokenModelError if it is missing or not of ``shape``."""
-        return self.stack([name], [shape])
+    def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor ``name`` in ``dtype``, None: the compute dtype.
 
-    def stack(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> Tensor:
+        Raises BrokenModelError if it is missing or not of ``shape``.
+        """
+        return self.stack([name], [shape], dtype)
+
+    def stack(
+        self, names: Sequence[str], shapes: Sequence[tuple[int, ...]], dtype: torch.dtype | None = None
+    ) -> Tensor:
         """The tensors joined along their first axis, each read straight into its place."""
         for name, shape in zip(names, shapes, strict=True):
             self._check(name, shape)
-        out = torch.empty(sum(shape[0] for shape in shapes), *shapes[0][1:], dtype=self.dtype, device=self.device)
+        num_rows = sum(shape[0] for shape in shapes)
+        out = torch.empty(num_rows, *shapes[0][1:], dtype=dtype or self.dtype, device=self.device)
         row = 0
         for name, shape in zip(names, shapes, strict=True):
             self._read_into(name, out[row : row + shape[0]])

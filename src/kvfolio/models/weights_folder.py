@@ -4,7 +4,9 @@ Knows nothing of networks; it levels out the spellings and layouts in which the 
 """
 
 import json
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -27,16 +29,19 @@ TURNED = {  # stored [in, out]
     "gpt2": ("c_attn.weight", "c_proj.weight", "c_fc.weight"),
     "gpt_oss": (".experts.gate_up_proj", ".experts.down_proj"),  # of all experts: [experts, in, out]
 }
+FUSED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}  # experts as transformers holds them
+MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One line of a safetensors header."""
+    """One line of a safetensors header, or the part of it that one expert's matrix is."""
 
     file: Path
     key: str  # as the file spells it
     dtype: str
     shape: tuple[int, ...]
+    part: tuple[int, int] | None = None  # of a tensor [num_experts, rows, width]: which expert, from which row on
 
 
 class FolderTensors:
@@ -46,7 +51,11 @@ class FolderTensors:
         self.where = folder
         self.norm_offset = 1.0 if spec.family == "gemma3" else 0.0
         self._turned = TURNED.get(spec.family, ())
-        self._stored = {spelling(line.key, spec.family): line for line in read_headers(folder)}
+        self._stored = {
+            name: part
+            for line in read_headers(folder)
+            for name, part in parts(spelling(line.key, spec.family), line, spec.family)
+        }
         self._packed = take_packed(self._stored) if spec.family == "gpt_oss" else {}
         self._open: dict[Path, Any] = {}  # safetensors handles; each keeps its file mapped
         self.shapes = {
@@ -78,7 +87,12 @@ class FolderTensors:
         try:
             if line.file not in self._open:
                 self._open[line.file] = safe_open(line.file, framework="pt", device="cpu")
-            tensor: Tensor = self._open[line.file].get_tensor(line.key)
+            tensor: Tensor
+            if line.part is None:
+                tensor = self._open[line.file].get_tensor(line.key)
+            else:
+                expert, row = line.part
+                tensor = self._open[line.file].get_slice(line.key)[expert, row : row + line.shape[0]]
             return tensor
         except (SafetensorError, OSError) as error:
             raise BrokenModelError(
@@ -88,7 +102,29 @@ class FolderTensors:
 
 def spelling(key: str, family: str) -> str:
     """The one name by which the networks know the tensor that a folder calls ``key``."""
-    return key.removeprefix("transformer.") if family == "gpt2" else key  # with and without: both are published
+    if family == "gpt2":
+        return key.removeprefix("transformer.")  # with and without: both are published
+    key = key.replace(".block_sparse_moe.", ".mlp.").replace(".shared_expert.", ".shared_experts.")
+    return re.sub(r"(?<=\.)w[123](?=\.weight$)", lambda found: MIXTRAL[found[0]], key) if ".experts." in key else key
+
+
+def parts(name: str, line: StoredTensor, family: str) -> Iterator[tuple[str, StoredTensor]]:
+    """The tensor itself under ``name``, or each expert's matrices where one tensor holds those of all experts.
+
+    Folders are published with a tensor for each; transformers 5 holds [num_experts, 2 * width, hidden], gates before
+    ups, and [num_experts, hidden, width], and writes either. gpt-oss's own stay together, as its network reads them.
+    """
+    stem, _, fused = name.rpartition(".experts.")
+    names = FUSED.get(fused) if stem and len(line.shape) == 3 and family != "gpt_oss" else None
+    if names is None or line.shape[1] % len(names):
+        yield name, line
+        return
+    count, rows, width = line.shape
+    rows //= len(names)
+    for expert in range(count):
+        for place, one in enumerate(names):
+            part = replace(line, shape=(rows, width), part=(expert, place * rows))
+            yield f"{stem}.experts.{expert}.{one}.weight", part
 
 
 def take_packed(stored: dict[str, StoredTensor]) -> dict[str, tuple[StoredTensor, StoredTensor]]:

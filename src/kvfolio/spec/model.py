@@ -30,6 +30,30 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
+class Experts:
+    """Feed-forward parts in which a router sends every token through a few of many small gated MLPs.
+
+    Scores are taken over all experts in f32. Where ``groups_per_token`` < ``num_groups``, only the experts of the best
+    groups of neighbours can be chosen; a group is as good as its ``group_best`` best experts together.
+    """
+
+    num_experts: int  # routed ones
+    per_token: int
+    width: int  # inside one expert
+    layers: tuple[int, ...]  # that have them, ascending; the others are dense
+    scoring: str = "softmax"  # or sigmoid
+    normalise: bool = False  # whether the scores of the chosen ones are made to add up to 1
+    factor: float = 1.0  # on the scores of the chosen ones, after that
+    num_groups: int = 1
+    groups_per_token: int = 1
+    group_best: int = 1  # 1: DeepSeek-V2, 2: DeepSeek-V3
+    has_bias: bool = False  # on the scores, for choosing and not for weighing
+    router_f32: bool = False  # whether the router's product is in f32, too, and not in the compute dtype
+    shared_width: int = 0  # of the expert that every token passes through; 0: none
+    has_shared_gate: bool = False  # whether a sigmoid of its own weighs that one
+
+
+@dataclass(frozen=True, slots=True)
 class Network:
     """The numbers a network needs beside its weights."""
 
@@ -47,8 +71,7 @@ class Network:
     mlp_bias: bool = False
     qk_norm: bool = False
     tie_embeddings: bool = False
-    num_experts: int = 0  # gpt_oss: gated products of ``intermediate_size`` in every layer
-    experts_per_token: int = 0
+    experts: Experts | None = None  # None: every layer is dense
 
 
 @dataclass(frozen=True, slots=True)

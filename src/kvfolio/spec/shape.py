@@ -8,7 +8,7 @@ from dataclasses import replace
 from kvfolio.errors import BrokenModelError
 from kvfolio.spec.formats import COMPUTE_FORMATS
 from kvfolio.spec.layers import PagedLayer
-from kvfolio.spec.model import Network, RunnableSpec, WeightCount
+from kvfolio.spec.model import Experts, Network, RunnableSpec, WeightCount
 
 UNCOUNTED = WeightCount(0, 0, 0, "config")
 
@@ -16,20 +16,7 @@ UNCOUNTED = WeightCount(0, 0, 0, "config")
 def completed(spec: RunnableSpec) -> RunnableSpec:
     """``spec`` with its weights counted; raises BrokenModelError where its numbers contradict each other."""
     check_shape(spec)
-    count, value_bytes = count_parameters(spec), COMPUTE_FORMATS[spec.dtype].value_bytes
-    network = spec.network
-    routed = len(spec.layers) * _gpt_oss_expert(network) if spec.family == "gpt_oss" else 0  # one expert of each layer
-    weights = WeightCount(
-        num_params=count,
-        num_active_params=count - routed * (network.num_experts - network.experts_per_token),
-        num_bytes=count * value_bytes,
-        source="config",
-        expert_params=routed * network.num_experts,
-        num_experts=network.num_experts,
-        experts_per_token=network.experts_per_token,
-        expert_bytes=routed * network.num_experts * value_bytes,
-    )
-    return replace(spec, weights=weights)
+    return replace(spec, weights=count_weights(spec))
 
 
 def check_shape(spec: RunnableSpec) -> None:
@@ -49,11 +36,35 @@ def check_shape(spec: RunnableSpec) -> None:
                 )
 
 
+def count_weights(spec: RunnableSpec) -> WeightCount:
+    """The weights of a network in the dtype it is published in, those of routed experts apart."""
+    count, value_bytes = count_parameters(spec), COMPUTE_FORMATS[spec.dtype].value_bytes
+    experts = spec.network.experts
+    if experts is None:
+        return WeightCount(count, count, count * value_bytes, "config")
+    of_one = _expert_params(spec.network, experts) * len(experts.layers)  # expert, in all layers
+    routed = of_one * experts.num_experts
+    return WeightCount(
+        num_params=count,
+        num_active_params=count - of_one * (experts.num_experts - experts.per_token),
+        num_bytes=count * value_bytes,
+        source="config",
+        expert_params=routed,
+        num_experts=experts.num_experts,
+        experts_per_token=experts.per_token,
+        expert_bytes=routed * value_bytes,
+    )
+
+
 def count_parameters(spec: RunnableSpec) -> int:
     """The number of weights, tied embeddings once; exact for every family."""
     network = spec.network
-    per_layer = {"gpt2": _gpt2_layer, "gpt_oss": _gpt_oss_layer}.get(spec.family, _gated_layer)
-    layers = sum(per_layer(network, kind) for kind in spec.layers)
+    if spec.family == "gpt2":
+        layers = sum(_gpt2_layer(network, kind) for kind in spec.layers)
+    else:
+        layers = sum(_gated_layer(network, kind, index) for index, kind in enumerate(spec.layers))
+    if spec.family == "gpt_oss":  # a sink logit for each query head
+        layers += len(spec.layers) * network.num_q_heads
     if spec.family == "gemma3":  # two more norms a layer: after attention and after the gated product
         layers += len(spec.layers) * 2 * network.hidden_size
     embedding = network.vocab_size * network.hidden_size
@@ -73,29 +84,32 @@ def _attention(network: Network, kind: PagedLayer) -> int:
     return products + biases
 
 
-def _gated_layer(network: Network, kind: PagedLayer) -> int:
-    """Weights of a layer of the llama and gemma3 families: attention, gated product, two norms."""
-    gated = 3 * network.hidden_size * network.intermediate_size
-    gated_biases = network.mlp_bias * (2 * network.intermediate_size + network.hidden_size)
+def _gated_layer(network: Network, kind: PagedLayer, index: int) -> int:
+    """Weights of a layer of the llama and gemma3 families: attention, feed-forward part, two norms."""
     head_norms = network.qk_norm * 2 * kind.k_width
-    return _attention(network, kind) + gated + gated_biases + head_norms + 2 * network.hidden_size
+    return _attention(network, kind) + feed_forward_params(network, index) + head_norms + 2 * network.hidden_size
+
+
+def feed_forward_params(network: Network, index: int) -> int:
+    """Weights of the gated product of layer ``index``; of all its experts and their router where it has them.
+
+    The correction of DeepSeek-V3's scores is not counted, as in its published number: no product reads it.
+    """
+    hidden, experts = network.hidden_size, network.experts
+    if experts is None or index not in experts.layers:
+        biases = network.mlp_bias * (2 * network.intermediate_size + hidden)
+        return 3 * hidden * network.intermediate_size + biases
+    routed = experts.num_experts * (_expert_params(network, experts) + network.mlp_bias)  # and the router's bias
+    return routed + 3 * hidden * experts.shared_width + hidden * (experts.num_experts + experts.has_shared_gate)
+
+
+def _expert_params(network: Network, experts: Experts) -> int:
+    """Weights of one routed expert in one layer."""
+    biases = network.mlp_bias * (2 * experts.width + network.hidden_size)
+    return 3 * network.hidden_size * experts.width + biases
 
 
 def _gpt2_layer(network: Network, kind: PagedLayer) -> int:
     """Weights of a layer of GPT-2: attention, two products with biases, two norms with biases."""
     products = 2 * network.hidden_size * network.intermediate_size + network.intermediate_size + network.hidden_size
     return _attention(network, kind) + products + 4 * network.hidden_size
-
-
-def _gpt_oss_layer(network: Network, kind: PagedLayer) -> int:
-    """Weights of a layer of gpt-oss: attention with a sink logit per query head, router, experts, two norms."""
-    router = network.num_experts * (network.hidden_size + 1)
-    sink_logits = network.num_q_heads
-    experts = network.num_experts * _gpt_oss_expert(network)
-    return _attention(network, kind) + sink_logits + router + experts + 2 * network.hidden_size
-
-
-def _gpt_oss_expert(network: Network) -> int:
-    """Weights of one expert: a gated product with biases."""
-    hidden, width = network.hidden_size, network.intermediate_size
-    return 3 * hidden * width + 2 * width + hidden

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from kvfolio.errors import BrokenModelError, UnknownModelError
 from kvfolio.spec.fields import Fields, show
 from kvfolio.spec.layers import PagedLayer
-from kvfolio.spec.model import Network
+from kvfolio.spec.model import Experts, Network
 from kvfolio.spec.ropes import ropes_from_config, usable_context
 
 # The experts' gate, as models/gpt_oss.py computes it; class defaults of transformers 5.24.
@@ -58,10 +58,11 @@ def gpt_oss_network(fields: Fields, layers: Sequence[PagedLayer]) -> tuple[Netwo
     rope, rope_local = ropes_from_config(fields, head_width, max_positions, layers)
     if rope_local is not None:
         raise UnknownModelError(f"{parameters.where}: two ropes; known for gpt_oss: one for all layers")
+    width = fields.integer("intermediate_size")
     network = Network(
         hidden_size=fields.integer("hidden_size"),
         num_q_heads=fields.integer("num_attention_heads"),
-        intermediate_size=fields.integer("intermediate_size"),
+        intermediate_size=width,
         vocab_size=fields.integer("vocab_size"),
         norm_eps=fields.number("rms_norm_eps", assume=1e-5),
         activation="silu",
@@ -71,8 +72,13 @@ def gpt_oss_network(fields: Fields, layers: Sequence[PagedLayer]) -> tuple[Netwo
         o_bias=True,
         mlp_bias=True,
         tie_embeddings=fields.flag("tie_word_embeddings", False),
-        num_experts=fields.integer("num_local_experts"),
-        experts_per_token=_experts_per_token(fields),
+        experts=Experts(
+            num_experts=fields.integer("num_local_experts"),
+            per_token=_experts_per_token(fields),
+            width=width,
+            layers=tuple(range(len(layers))),
+            normalise=True,  # a softmax over the chosen ones is one over all, made to add up to 1 again
+        ),
     )
     return network, usable_context(max_positions, rope)
 

@@ -1,4 +1,4 @@
-"""Turns a Hugging Face config into a RunnableSpec: families llama (with mistral, qwen2, qwen3), gemma3, gpt2, gpt_oss.
+"""Turns a Hugging Face config into a RunnableSpec: llama (with mistral, qwen and mixtral), gemma3, gpt2 and gpt_oss.
 
 Knows nothing of files or tensors. Defaults are those of transformers 5.24's configuration classes; whatever would
 change the result and cannot be expressed is refused by name.
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from kvfolio.errors import BrokenModelError, UnknownModelError
 from kvfolio.spec.config.class_defaults import find_class_defaults
+from kvfolio.spec.config.experts import experts_from_config
 from kvfolio.spec.config.gpt_oss import decoded_mxfp4, gpt_oss_network
 from kvfolio.spec.config.layers import layers_of
 from kvfolio.spec.fields import MAX_LAYERS, Fields, show
@@ -23,6 +24,9 @@ ARCHITECTURES = {
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "gpt2": "GPT2LMHeadModel",
     "gpt_oss": "GptOssForCausalLM",
@@ -46,6 +50,9 @@ _REQUIRED = {
     "mistral": ("num_hidden_layers", "num_key_value_heads"),
     "qwen2": ("num_hidden_layers", "num_key_value_heads"),
     "qwen3": ("num_hidden_layers", "num_key_value_heads"),
+    "mixtral": ("num_hidden_layers", "num_key_value_heads"),
+    "qwen2_moe": ("num_hidden_layers", "num_key_value_heads"),
+    "qwen3_moe": ("num_hidden_layers", "num_key_value_heads"),
     "gemma3_text": ("num_hidden_layers", "num_key_value_heads", "sliding_window"),
     "gpt2": (),
     "gpt_oss": ("num_hidden_layers", "num_key_value_heads", "head_dim", "sliding_window"),
@@ -56,6 +63,9 @@ _REFUSED = {
     "mistral": ("attention_bias", "mlp_bias"),
     "qwen2": (),
     "qwen3": (),
+    "mixtral": ("attention_bias", "mlp_bias"),
+    "qwen2_moe": (),
+    "qwen3_moe": (),
     "gemma3_text": ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"),
     "gpt2": ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention"),
     "gpt_oss": (),
@@ -119,8 +129,8 @@ def _rotary(fields: Fields, model_type: str) -> RunnableSpec:
     else:
         rope, rope_local = ropes_from_config(fields, head_width, max_positions, layers)
         scale = head_width**-0.5
-    # Mistral has no biases and Qwen2 always has three, whatever the flag says
-    biases = model_type in ("llama", "qwen3", "gemma3_text") and fields.flag("attention_bias", False)
+    # Mistral and Mixtral have no biases and Qwen2 always has three, whatever the flag says
+    biases = model_type in ("llama", "qwen3", "qwen3_moe", "gemma3_text") and fields.flag("attention_bias", False)
     network = Network(
         hidden_size=hidden_size,
         num_q_heads=num_q_heads,
@@ -133,13 +143,14 @@ def _rotary(fields: Fields, model_type: str) -> RunnableSpec:
         attention_scale=scale,
         rope=rope,
         rope_local=rope_local,
-        qkv_bias=biases or model_type == "qwen2",
+        qkv_bias=biases or model_type == "qwen2" or (model_type == "qwen2_moe" and fields.flag("qkv_bias", True)),
         o_bias=biases,
         mlp_bias=model_type == "llama" and fields.flag("mlp_bias", False),
-        qk_norm=model_type in ("qwen3", "gemma3_text"),
+        qk_norm=model_type in ("qwen3", "qwen3_moe", "gemma3_text"),
         tie_embeddings=fields.flag("tie_word_embeddings", gemma),
+        experts=experts_from_config(_with_usual(fields, model_type), model_type, len(layers)),
     )
-    usual_eos = {"llama": 2, "mistral": 2, "gemma3_text": 1}.get(model_type)
+    usual_eos = {"llama": 2, "mistral": 2, "mixtral": 2, "gemma3_text": 1}.get(model_type)
     context = usable_context(max_positions, rope)
     return _finished(fields, model_type, "gemma3" if gemma else "llama", layers, network, context, usual_eos)
 
@@ -206,16 +217,20 @@ def _layers(fields: Fields, model_type: str) -> tuple[PagedLayer, ...]:
         if not fields.names(name):
             raise fields.missing(name)
     _check_layer_types(fields, model_type)
-    defaults = find_class_defaults(model_type)
-    usual = defaults.usual if defaults is not None else {}
-    known = Fields(fields.values, fields.where, fields.prefix, fields.assumptions, usual, model_type)
-    layers = layers_of(known, model_type, defaults)
+    layers = layers_of(_with_usual(fields, model_type), model_type, find_class_defaults(model_type))
     kept: list[PagedLayer] = []
     for layer in layers:
         if not isinstance(layer, FullAttention | SlidingWindow):
             raise UnknownModelError(f"{fields.where}: the engine keeps no layers of kind {layer.kind}")
         kept.append(layer)
     return tuple(kept)
+
+
+def _with_usual(fields: Fields, model_type: str) -> Fields:
+    """``fields`` with the values that the class of ``model_type`` takes for absent ones."""
+    defaults = find_class_defaults(model_type)
+    usual = defaults.usual if defaults is not None else {}
+    return Fields(fields.values, fields.where, fields.prefix, fields.assumptions, usual, model_type)
 
 
 def _check_layer_types(fields: Fields, model_type: str) -> None:
