@@ -22,7 +22,7 @@ from kvfolio.engine.fingerprint import NOT_COMPUTED_WITH, model_fingerprint
 from kvfolio.errors import BrokenModelError
 from kvfolio.planner.memory import CacheOptions, plan_cache
 from kvfolio.spec.layers import ChunkedAttention, FullAttention, SlidingWindow
-from kvfolio.spec.model import Network, Rope, RunnableSpec
+from kvfolio.spec.model import Experts, Network, Rope, RunnableSpec
 from kvfolio.spec.source import ModelSource, open_model
 
 SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
@@ -278,6 +278,9 @@ def test_a_config_that_says_the_same_in_other_words_changes_nothing(llama: Path)
     assert print_of(llama) == before
 
 
+EXPERTS = Experts(8, 2, 96, (0, 1))
+
+
 def other(value: object) -> object:
     """A value of the same type, the nearest there is."""
     if isinstance(value, bool):
@@ -291,7 +294,8 @@ def other(value: object) -> object:
 def test_every_number_of_the_network_counts(name: str, llama: Path) -> None:
     source = open_model(llama)
     network, rope = source.spec.network, Rope(10000.0, 16, "linear", 2.0)
-    changed = replace(network, **{name: rope if name.startswith("rope") else other(getattr(network, name))})
+    given = {"rope": rope, "rope_local": rope, "experts": EXPERTS}
+    changed = replace(network, **{name: given[name] if name in given else other(getattr(network, name))})
     assert print_of(replace(source, spec=replace(source.spec, network=changed))) != print_of(source)
 
 
@@ -303,6 +307,17 @@ def test_every_number_of_a_rope_counts(name: str, llama: Path) -> None:
     one, two = (
         replace(source, spec=replace(source.spec, network=replace(source.spec.network, rope=each)))
         for each in (rope, changed)
+    )
+    assert print_of(one) != print_of(two)
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Experts)])
+def test_every_number_of_the_experts_counts(name: str, llama: Path) -> None:
+    source = open_model(llama)
+    changed = replace(EXPERTS, **{name: (0, 2) if name == "layers" else other(getattr(EXPERTS, name))})
+    one, two = (
+        replace(source, spec=replace(source.spec, network=replace(source.spec.network, experts=each)))
+        for each in (EXPERTS, changed)
     )
     assert print_of(one) != print_of(two)
 

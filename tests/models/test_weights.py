@@ -148,6 +148,43 @@ def test_gpt2_is_read_with_and_without_its_prefix_and_its_mask_buffers(tiny_mode
     assert built(rewritten(tiny_model("gpt2"), tmp_path, publish_as_openai_did)).weight_bytes > 0
 
 
+@pytest.mark.parametrize("name", ["mixtral", "qwen2-moe"])
+def test_experts_are_read_from_a_tensor_for_each_and_from_one_for_all(
+    name: str, tiny_model: TinyModels, tmp_path: Path
+) -> None:
+    model = tiny_model(name)
+    model.model.save_pretrained(tmp_path, save_original_format=False)
+    stored, prefix = load_file(tmp_path / "model.safetensors"), "model.layers.1.mlp.experts"
+    assert f"{prefix}.gate_up_proj" in stored  # where published folders have a tensor for each expert
+    assert f"{prefix}.gate_up_proj" not in load_file(model.folder / "model.safetensors")
+    for one, other in zip(experts_of(open_model(model.folder)), experts_of(open_model(tmp_path)), strict=True):
+        assert torch.equal(one, other)
+
+
+def experts_of(source: ModelSource) -> list[torch.Tensor]:
+    """The matrices of every routed expert of the second layer."""
+    part = built(source).layers[1].mlp
+    return [matrix for expert in part.routed for matrix in (expert.gate_up.weight, expert.down.weight)]
+
+
+def test_a_missing_expert_is_named(tiny_model: TinyModels, tmp_path: Path) -> None:
+    def forget(tensors: dict[str, torch.Tensor]) -> None:
+        del tensors["model.layers.1.block_sparse_moe.experts.5.w2.weight"]
+
+    source = rewritten(tiny_model("mixtral"), tmp_path, forget)
+    assert "'model.layers.1.mlp.experts.5.down_proj.weight' is missing" in refusal(lambda: built(source))
+
+
+def test_one_tensor_for_fewer_experts_than_the_config_has_is_refused(tiny_model: TinyModels, tmp_path: Path) -> None:
+    model, name = tiny_model("qwen3-moe"), "model.layers.1.mlp.experts.down_proj"
+    model.model.save_pretrained(tmp_path, save_original_format=False)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors[name] = tensors[name][:-1].clone()
+    save_file(tensors, tmp_path / "model.safetensors")
+    message = refusal(lambda: built(open_model(tmp_path)))
+    assert "'model.layers.1.mlp.experts.7.down_proj.weight' is missing" in message
+
+
 def test_a_stored_copy_of_tied_embeddings_is_left_in_the_file(tiny_model: TinyModels, tmp_path: Path) -> None:
     def add_copy(tensors: dict[str, torch.Tensor]) -> None:
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()

@@ -80,10 +80,12 @@ SETTINGS = [
     Setting("gemma3"),  # windows of 16 and full attention
     Setting("mistral"),  # windows of 16 only
     Setting("gpt2"),
+    Setting("qwen3-moe"),
     Setting("llama", "bf16"),
     Setting("gemma3", "bf16"),
     Setting("llama", "f32", "int8"),
     Setting("gemma3", "bf16", "int8"),
+    Setting("mixtral", "bf16", "int8"),
     Setting("mistral", "f32", "bf16/int8"),
     Setting("gemma3", "f32", "int8", "2=exact,5-6=bf16"),  # two groups with windows, two without
     Setting("llama", "bf16", "auto", "1=int8"),
@@ -105,7 +107,7 @@ SINKS = [
     Setting("llama", "bf16", "int4", sink_blocks=1),
 ]
 SETTINGS += SINKS
-FEW = [SETTINGS[0], SETTINGS[1], SETTINGS[2], SETTINGS[7]]
+FEW = [Setting("llama"), Setting("gemma3"), Setting("mistral"), Setting("gemma3", "bf16", "int8")]
 
 
 def spelled(setting: Setting) -> str:

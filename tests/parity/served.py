@@ -20,8 +20,8 @@ from transformers import PreTrainedTokenizerFast
 from kvfolio import LLM, SamplingParams
 from kvfolio.sched.request import RequestId, Step
 
-IN_GGUF = ["llama", "mistral", "qwen2", "qwen3", "gemma3", "gpt2"]  # mistral: windows only; gemma3: windows and full
-FAMILIES = [*IN_GGUF, "gpt-oss"]  # windows and full
+SPARSE = ["mixtral", "qwen2-moe", "qwen3-moe", "gpt-oss"]
+FAMILIES = ["llama", "mistral", "qwen2", "qwen3", *SPARSE, "gemma3", "gpt2"]  # mistral: windows; gemma3, gpt-oss: both
 CONTEXT = 512
 ODD_FAMILIES = ["llama-odd", "gpt2-odd"]  # widths that fill no vector register
 WINDOW = 16  # of mistral, gemma3 and gpt-oss

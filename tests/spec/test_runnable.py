@@ -14,10 +14,13 @@ from published import (
     GPT2,
     LLAMA31_8B,
     MISTRAL_7B,
+    MIXTRAL_8X7B,
     QWEN2_7B,
     QWEN3_06B,
     QWEN3_4B,
+    QWEN3_30B_A3B,
     QWEN3_32B,
+    QWEN15_MOE,
     SMOLLM2,
     Config,
     growing_bytes,
@@ -59,6 +62,9 @@ def test_a_token_takes_its_published_bytes(config: Config, num_bytes: int) -> No
         (QWEN2_7B, 7_615_616_512),
         (QWEN3_06B, 596_049_920),
         (MISTRAL_7B, 7_241_732_096),
+        (MIXTRAL_8X7B, 46_702_792_704),
+        (QWEN15_MOE, 14_315_784_192),
+        (QWEN3_30B_A3B, 30_532_122_624),
         (GEMMA3_270M, 268_098_176),
         (GPT2, 124_439_808),
     ],
@@ -98,7 +104,7 @@ def test_every_config_of_our_families_agrees_with_the_measured_cache() -> None:
         found = {g.kind.window: g.num_layers * g.kind.num_kv_heads * 4 * g.kind.k_width for g in groups}
         assert found == below, path.stem
         agreed.append(path.stem)
-    assert len(agreed) >= 13
+    assert len(agreed) >= 14
 
 
 @pytest.mark.skipif(not SHARED_CONFIGS.is_dir(), reason="no ../shared/configs beside the repository")
@@ -111,7 +117,7 @@ def test_every_other_config_is_refused_by_its_model_type() -> None:
         except UnknownModelError as error:
             assert repr(config["model_type"]) in str(error)
             refused += 1
-    assert refused >= 49
+    assert refused >= 48
 
 
 # ---- what the network needs -----------------------------------------------------------------------------------------
@@ -138,6 +144,10 @@ def test_each_family_has_its_own_biases_and_norms() -> None:
     assert traits(SMOLLM2 | {"attention_bias": True, "mlp_bias": True}) == (True, True, True, False)
     assert traits(QWEN2_7B) == (True, False, False, False)
     assert traits(QWEN3_06B) == (False, False, False, True)
+    assert traits(MIXTRAL_8X7B) == (False, False, False, False)
+    assert traits(QWEN15_MOE) == (True, False, False, False)
+    assert traits(QWEN15_MOE | {"qkv_bias": False}) == (False, False, False, False)
+    assert traits(QWEN3_30B_A3B) == (False, False, False, True)
     assert traits(GEMMA3_270M) == (False, False, False, True)
     assert traits(GPT2) == (True, True, True, False)
 
@@ -263,7 +273,7 @@ def test_layer_types_win_over_every_flag(config: Config) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"model_type": "mamba"}, r"'mamba', architectures \[\]\); known: llama, mistral, qwen2, qwen3, gemma3_text"),
+        ({"model_type": "mamba"}, r"'mamba', architectures \[\]\); known: llama, mistral, qwen2, qwen3, mixtral"),
         ({"architectures": ["BertModel"]}, r"model_type None, architectures \['BertModel'\]"),
         (SMOLLM2 | {"architectures": ["LlamaForSequenceClassification"]}, "accepted for llama: LlamaForCausalLM"),
         ({"model_type": "gemma3", "text_config": {"hidden_size": 1}}, "reads more than text .*'gemma3'"),
@@ -273,6 +283,7 @@ def test_layer_types_win_over_every_flag(config: Config) -> None:
         (SMOLLM2 | {"sliding_window": 4096}, "sliding_window is 4096: llama has no window"),
         (SMOLLM2 | {"layer_types": ["sliding_attention"] * 30}, "known for llama: full_attention"),
         (MISTRAL_7B | {"attention_bias": True}, "attention_bias is True"),
+        (MIXTRAL_8X7B | {"attention_bias": True}, "attention_bias is True"),
         (GEMMA3_270M | {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0"),
         (GEMMA3_270M | {"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0"),
         (GEMMA3_270M | {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
@@ -300,6 +311,9 @@ def test_what_would_change_the_result_is_refused_by_name(config: Config, message
         (MISTRAL_7B, "num_key_value_heads"),
         (QWEN2_7B, "num_key_value_heads"),
         (QWEN3_06B, "num_key_value_heads"),
+        (MIXTRAL_8X7B, "num_key_value_heads"),
+        (QWEN15_MOE, "num_key_value_heads"),
+        (QWEN3_30B_A3B, "num_key_value_heads"),
         (GEMMA3_270M, "num_key_value_heads sliding_window"),
         (GPT2, "n_embd n_head n_layer"),
     ],
@@ -365,7 +379,8 @@ ROPE_JSON = st.dictionaries(
 @settings(max_examples=400, deadline=None)
 @given(st.data())
 def test_no_value_of_any_field_ends_in_anything_but_a_model_or_our_error(data: st.DataObject) -> None:
-    config = data.draw(st.sampled_from([SMOLLM2, QWEN2_7B, QWEN3_06B, MISTRAL_7B, GEMMA3_270M, GPT2, LLAMA31_8B]))
+    dense = [SMOLLM2, QWEN2_7B, QWEN3_06B, MISTRAL_7B, GEMMA3_270M, GPT2, LLAMA31_8B]
+    config = data.draw(st.sampled_from([*dense, MIXTRAL_8X7B, QWEN15_MOE, QWEN3_30B_A3B]))
     extra = ["rope_parameters", "layer_types", "partial_rotary_factor", "original_max_position_embeddings"]
     for name in data.draw(st.lists(st.sampled_from(sorted(config) + extra), min_size=1, max_size=3)):
         value = data.draw(ROPE_JSON if name.startswith("rope_") else ANY_JSON)

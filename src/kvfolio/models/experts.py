@@ -1,6 +1,6 @@
 """The feed-forward part of a layer: one gated MLP, or a router and many small ones of which a token takes a few.
 
-Knows nothing of attention, of families or of files: numbers come in ``Experts``, weights by name, arithmetic through ops.
+Knows nothing of attention, families or files: numbers come in ``Experts``, weights by name, arithmetic through ops.
 """
 
 import torch
@@ -51,7 +51,7 @@ class SparseMlp:
         down = weights.stack([f"{one}.down_proj.weight" for one in each], [(hidden, width)] * count)
         self.routed = [  # views of the two stacks
             GatedMlp(Linear(ways_in, None), Linear(way_out, None), network.activation)
-            for ways_in, way_out in zip(gate_up.split(2 * width), down.split(hidden), strict=True)
+            for ways_in, way_out in zip(torch.split(gate_up, 2 * width), torch.split(down, hidden), strict=True)
         ]
         self.shared = self.shared_gate = None
         if experts.shared_width:
@@ -66,7 +66,7 @@ class SparseMlp:
         order = pairs.argsort(stable=True)  # by expert, those of one expert by row
         rows = order // self.experts.per_token
         counts = [(number, count) for number, count in enumerate(pairs.bincount().tolist()) if count]
-        parts = x[rows].split([count for _, count in counts])  # each expert's rows
+        parts = torch.split(x[rows], [count for _, count in counts])  # each expert's rows
         done = [self.routed[number].forward(part, ops) for (number, _), part in zip(counts, parts, strict=True)]
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         out.index_add_(0, rows, torch.cat(done) * shares.flatten()[order, None])  # one pair after the other
@@ -98,7 +98,7 @@ class SparseMlp:
     def _within_groups(self, ranked: Tensor) -> Tensor:
         """``ranked`` [num_tokens, num_experts] with -inf outside each row's best groups of neighbouring experts."""
         experts = self.experts
-        grouped = ranked.unflatten(1, (experts.num_groups, -1))  # [num_tokens, num_groups, experts of a group]
+        grouped = ranked.view(len(ranked), experts.num_groups, -1)  # [num_tokens, num_groups, experts of a group]
         best = grouped.topk(experts.group_best, dim=-1).values.sum(dim=-1)  # of one or two numbers: exact in any order
         outside = torch.ones_like(best, dtype=torch.bool).scatter_(1, _best(best, experts.groups_per_token), False)
         return grouped.masked_fill(outside[:, :, None], -torch.inf).flatten(1)

@@ -73,7 +73,7 @@ def _qwen(fields: Fields, model_type: str, num_layers: int) -> Experts:
         per_token=fields.integer("num_experts_per_tok"),
         width=fields.integer("moe_intermediate_size"),
         layers=tuple(index for index in range(num_layers) if (index + 1) % step == 0 and index not in only_dense),
-        normalise=fields.flag("norm_topk_prob", False),
+        normalise=_normalises(fields, False),
         shared_width=fields.integer("shared_expert_intermediate_size") if has_shared else 0,
         has_shared_gate=has_shared,
     )
@@ -89,7 +89,7 @@ def _deepseek(fields: Fields, model_type: str, num_layers: int) -> Experts:
         width=width,
         layers=tuple(range(fields.integer("first_k_dense_replace", low=0), num_layers)),
         scoring="sigmoid" if is_v3 else "softmax",
-        normalise=is_v3 and fields.flag("norm_topk_prob", True),
+        normalise=is_v3 and _normalises(fields, True),
         factor=fields.number("routed_scaling_factor", assume=2.5 if is_v3 else 1.0),
         num_groups=fields.integer("n_group") if in_groups else 1,
         groups_per_token=fields.integer("topk_group", assume=4 if is_v3 else None) if in_groups else 1,
@@ -98,6 +98,12 @@ def _deepseek(fields: Fields, model_type: str, num_layers: int) -> Experts:
         router_f32=True,
         shared_width=width * fields.integer("n_shared_experts", default=0, low=0),
     )
+
+
+def _normalises(fields: Fields, usual: bool) -> bool:
+    if fields.get("norm_topk_prob") is None:
+        fields.note(f"norm_topk_prob is absent: {usual} assumed, the default of transformers' class")
+    return fields.flag("norm_topk_prob", usual)
 
 
 def _num_experts(fields: Fields) -> int:
