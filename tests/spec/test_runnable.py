@@ -104,7 +104,7 @@ def test_every_config_of_our_families_agrees_with_the_measured_cache() -> None:
         found = {g.kind.window: g.num_layers * g.kind.num_kv_heads * 4 * g.kind.k_width for g in groups}
         assert found == below, path.stem
         agreed.append(path.stem)
-    assert len(agreed) >= 14
+    assert len(agreed) >= 15
 
 
 @pytest.mark.skipif(not SHARED_CONFIGS.is_dir(), reason="no ../shared/configs beside the repository")
@@ -117,7 +117,7 @@ def test_every_other_config_is_refused_by_its_model_type() -> None:
         except UnknownModelError as error:
             assert repr(config["model_type"]) in str(error)
             refused += 1
-    assert refused >= 48
+    assert refused >= 47
 
 
 # ---- what the network needs -----------------------------------------------------------------------------------------
