@@ -27,7 +27,16 @@ class Ops(Protocol):
 
     def plan(self, geometry: LayerGeometry, chunks: tuple[ChunkBlocks, ...]) -> Any: ...
 
-    def attend(self, plan: Any, memory: LayerMemory, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor: ...
+    def attend(
+        self,
+        plan: Any,
+        memory: LayerMemory,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        sink_logits: Tensor | None = None,
+    ) -> Tensor: ...
 
 
 def geometry_of(
@@ -67,10 +76,10 @@ class PoisonedCache:
         self.ops, self.geometry = ops, geometry
         self._memory = LayerMemory(self.sealed, stored, self.open, exact)
 
-    def attend(self, step: "Step") -> Tensor:
+    def attend(self, step: "Step", sink_logits: Tensor | None = None) -> Tensor:
         """[num_rows, num_q_heads, v_width]; the pools hold the step's keys and values afterwards."""
         plan = self.ops.plan(self.geometry, step.chunks)
-        return self.ops.attend(plan, self._memory, step.q, step.k, step.v, self.geometry.k_width**-0.5)
+        return self.ops.attend(plan, self._memory, step.q, step.k, step.v, self.geometry.k_width**-0.5, sink_logits)
 
 
 @dataclass(frozen=True)

@@ -101,8 +101,6 @@ SETTINGS = [
     Setting("falcon-40b", "bf16"),
     Setting("falcon-7b", "f32", "int4"),
     Setting("falcon-40b", "bf16", "int8"),
-]
-SETTINGS += [
     Setting("deepseek-v3"),
     Setting("deepseek-v2-lite", "bf16"),
     Setting("deepseek-v3", "f32", "int8"),
@@ -110,6 +108,8 @@ SETTINGS += [
     Setting("deepseek-v3-dense", "f32", "bf16/int8", "1=exact"),
     Setting("deepseek-v3", "bf16", "fp8"),
     Setting("deepseek-v2-lite", "f32", "int6-token/int3"),
+    Setting("gpt-oss"),  # windows of 16 and full attention, a sink logit a head, experts
+    Setting("gpt-oss", "bf16", "int8"),
 ]
 SINKS = [
     Setting("deepseek-v3", "f32", "int4", sink_blocks=1),

@@ -65,7 +65,9 @@ class GrowingView:
         self.owners: list[int] = []  # [num_tokens] of the step at hand; a sequence's tokens come in order
         self._stored: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # (layer, sequence): k, v
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, sink_logits: Tensor | None = None
+    ) -> Tensor:
         out = torch.empty(*q.shape[:2], v.shape[-1], dtype=q.dtype)
         owners = torch.tensor(self.owners)
         for sequence in sorted(set(self.owners)):
@@ -75,7 +77,7 @@ class GrowingView:
                 old_keys, old_values = self._stored[layer, sequence]
                 keys, values = torch.cat([old_keys, keys]), torch.cat([old_values, values])
             self._stored[layer, sequence] = keys.clone(), values.clone()
-            out[mine] = masked_attention(self.layers[layer], q[mine], keys, values, scale).to(q.dtype)
+            out[mine] = masked_attention(self.layers[layer], q[mine], keys, values, scale, sink_logits).to(q.dtype)
         return out
 
     def attend_latent(
@@ -91,7 +93,9 @@ class GrowingView:
         return expansion.release(self.attend(layer, absorbed, k, latents, scale), PlainOps())
 
 
-def masked_attention(kind: PagedLayer, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+def masked_attention(
+    kind: PagedLayer, q: Tensor, k: Tensor, v: Tensor, scale: float, sink_logits: Tensor | None = None
+) -> Tensor:
     """The last len(q) tokens of a sequence attend over all of it: q [n, num_q_heads, k_width], k, v [total, …]."""
     total, shared = k.shape[0], q.shape[1] // k.shape[1]
     k, v = k.float().repeat_interleave(shared, dim=1), v.float().repeat_interleave(shared, dim=1)
@@ -99,7 +103,12 @@ def masked_attention(kind: PagedLayer, q: Tensor, k: Tensor, v: Tensor, scale: f
     for row, position in enumerate(range(total - q.shape[0], total)):
         scores[:, row, : kind.first_token_needed(position)] = -torch.inf
         scores[:, row, position + 1 :] = -torch.inf
-    return torch.einsum("hqk,khw->qhw", scores.softmax(-1), v)
+    largest = scores.amax(-1, keepdim=True)
+    weights = (scores - largest).exp()
+    total = weights.sum(-1, keepdim=True)
+    if sink_logits is not None:
+        total = total + (sink_logits[:, None, None] - largest).exp()
+    return torch.einsum("hqk,khw->qhw", weights / total, v)
 
 
 class Session:

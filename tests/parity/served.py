@@ -21,12 +21,12 @@ from kvfolio import LLM, SamplingParams
 from kvfolio.sched.request import RequestId, Step
 
 GGUF_FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "gemma3", "gpt2"]  # those that run from a GGUF file, too
-SPARSE = ["mixtral", "qwen2-moe", "qwen3-moe"]
+SPARSE = ["mixtral", "qwen2-moe", "qwen3-moe", "gpt-oss"]
 LATENT = ["deepseek-v2", "deepseek-v3"]
-FAMILIES = [*GGUF_FAMILIES, "falcon-7b", "falcon-40b", *SPARSE, *LATENT]  # mistral: windows only; gemma3: both
+FAMILIES = [*GGUF_FAMILIES, "falcon-7b", "falcon-40b", *SPARSE, *LATENT]  # mistral: windows; gemma3, gpt-oss: both
 CONTEXT = 512
 ODD_FAMILIES = ["llama-odd", "gpt2-odd"]  # widths that fill no vector register
-WINDOW = 16  # of mistral and gemma3
+WINDOW = 16  # of mistral, gemma3 and gpt-oss
 BOS = 1
 TOLERANCE = 1e-4  # measured: 5e-5 at worst, on logits that spread by 1.6
 

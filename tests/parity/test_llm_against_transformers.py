@@ -13,7 +13,7 @@ from kvfolio import LLM
 
 NUM_TOKENS = 64
 LENGTHS = [1, 7, 33, 300]
-WINDOW_FAMILIES = ["mistral", "qwen2-windows", "gemma3"]
+WINDOW_FAMILIES = ["mistral", "qwen2-windows", "gemma3", "gpt-oss"]
 
 OpenLLM = Callable[..., LLM]
 FindModel = Callable[[str], TinyModel]

@@ -11,7 +11,7 @@ from doubles import GrowingView, PlainOps, Session
 from tiny import TinyModel, some_tokens
 
 from kvfolio.models.build import LanguageModel, build_model
-from kvfolio.models.parts import RopeTable
+from kvfolio.models.parts import RopeTable, inverse_frequencies
 from kvfolio.models.weights import open_weights
 from kvfolio.spec.model import Rope, RunnableSpec
 from kvfolio.spec.source import open_model
@@ -93,7 +93,9 @@ def test_rows_choose_whose_logits_are_computed(name: str, tiny_model: Callable[[
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "gpt2", "falcon-7b", "falcon-40b"])
+@pytest.mark.parametrize(
+    "name", ["llama", "qwen3", "gemma3", "gpt2", "falcon-7b", "falcon-40b", "deepseek-v2", "deepseek-v3", "gpt-oss"]
+)
 def test_half_precision_is_as_close_to_f32_as_that_of_transformers(
     name: str, dtype: torch.dtype, tiny_model: Callable[[str], TinyModel]
 ) -> None:
@@ -110,7 +112,9 @@ def test_half_precision_is_as_close_to_f32_as_that_of_transformers(
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_network_holds_the_parameters_that_its_spec_counts(name: str, tiny_model: Callable[[str], TinyModel]) -> None:
     model = build(tiny_model(name))
-    assert model.spec.num_params == tiny_model(name).model.num_parameters()
+    theirs = tiny_model(name).model
+    corrections = sum(one.numel() for key, one in theirs.named_buffers() if key.endswith("e_score_correction_bias"))
+    assert model.spec.num_params == theirs.num_parameters() + corrections  # which transformers does not count
     assert model.weight_bytes == 4 * model.spec.num_params
 
 
@@ -122,6 +126,16 @@ def test_window_layers_turn_by_their_own_rope(tiny_model: Callable[[str], TinyMo
     everywhere = Session(build(model, replace(spec, network=replace(spec.network, rope=other)))).step({0: prompt})[0]
     assert torch.equal(local, everywhere)
     assert not torch.allclose(local, model.logits(prompt), atol=0.1)
+
+
+@pytest.mark.parametrize("truncate", [True, False])
+def test_the_inverse_frequencies_of_gpt_oss_are_those_of_transformers(truncate: bool) -> None:
+    numbers = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "original_max_position_embeddings": 4096}
+    config = transformers.GptOssConfig(rope_parameters=numbers | {"truncate": truncate})
+    rotary = transformers.models.gpt_oss.modeling_gpt_oss.GptOssRotaryEmbedding(config)
+    inverse, factor = inverse_frequencies(Rope(150000.0, 64, "yarn", 32.0, 4096, truncate=truncate))
+    torch.testing.assert_close(inverse, rotary.inv_freq, atol=0, rtol=1e-6)
+    assert factor == pytest.approx(rotary.attention_scaling)
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-rope-linear", "llama-rope-llama3", "llama-rope-yarn"])

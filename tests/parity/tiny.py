@@ -134,6 +134,19 @@ _DEEPSEEK_YARN = _rope(
     "yarn", factor=4.0, original_max_position_embeddings=64, mscale=1.0, mscale_all_dim=0.7, beta_fast=32, beta_slow=1
 )
 
+
+def _gpt_oss() -> transformers.PreTrainedModel:
+    config = transformers.GptOssConfig(
+        **SIZES,
+        head_dim=16,
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        sliding_window=16,  # in the first and the last layer
+        **_rope("yarn", factor=4.0, original_max_position_embeddings=64, truncate=False),
+    )
+    return transformers.GptOssForCausalLM(config)
+
+
 BUILDERS: dict[str, Callable[[], transformers.PreTrainedModel]] = {
     "llama": _llama,
     "llama-biases": lambda: _llama(attention_bias=True, mlp_bias=True),
@@ -174,6 +187,7 @@ BUILDERS: dict[str, Callable[[], transformers.PreTrainedModel]] = {
         bias=True,
         **_rope("linear", factor=4.0),  # its heads and its biases
     ),
+    "gpt-oss": _gpt_oss,
 }
 
 
@@ -207,7 +221,9 @@ def make(name: str, folder: Path) -> TinyModel:
 
 
 def _fill(key: str, parameter: Tensor, name: str, generator: torch.Generator) -> None:
-    if parameter.dim() >= 2:
+    if name == "gpt-oss" and key.endswith((".sinks", ".gate_up_proj")):  # sinks beside scores; gates beyond their limit
+        parameter.normal_(0.0, 2.0 if key.endswith(".sinks") else 0.6, generator=generator)
+    elif parameter.dim() >= 2:
         parameter.normal_(0.0, 0.2, generator=generator)
     elif key.endswith(".bias"):
         parameter.normal_(0.0, 0.3, generator=generator)

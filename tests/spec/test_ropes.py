@@ -101,6 +101,14 @@ def test_yarn_is_read_with_its_defaults_and_its_own_numbers() -> None:
     )
 
 
+def test_yarn_may_leave_the_ends_of_its_ramp_as_they_are() -> None:
+    rope = read(QWEN2_7B, rope_scaling=YARN | {"truncate": False}).network.rope
+    assert rope == Rope(1e6, 128, "yarn", 4.0, 8192, truncate=False)
+    assert read(QWEN2_7B, rope_scaling=YARN | {"truncate": True}).network.rope == Rope(1e6, 128, "yarn", 4.0, 8192)
+    with pytest.raises(BrokenModelError, match="truncate is 0; accepted: true or false"):
+        read(QWEN2_7B, rope_scaling=YARN | {"truncate": 0})
+
+
 def test_yarns_two_magnitudes_become_one_factor() -> None:
     rope = read(QWEN2_7B, rope_scaling=YARN | {"mscale": 0.7, "mscale_all_dim": 1.3}).network.rope
     assert rope is not None
@@ -145,7 +153,6 @@ def test_the_stored_context_is_multiplied_only_for_a_yarn_that_starts_at_it(
         ({"rope_type": "longrope", "factor": 2.0}, "rope type 'longrope' is not supported"),
         ({"rope_type": "default", "mrope_section": [1, 2]}, "rope parameter 'mrope_section' is not known"),
         ({"rope_type": "default", "partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5: partly rotated"),
-        (YARN | {"truncate": False}, "yarn with truncate false is not supported"),
     ],
 )
 def test_a_scaling_that_cannot_be_expressed_is_refused_by_name(parameters: Config, message: str) -> None:

@@ -33,13 +33,24 @@ class Recorder:
     def __init__(self) -> None:
         self.plans: list[tuple[LayerGeometry, tuple[ChunkBlocks, ...]]] = []
         self.attended: list[tuple[Any, LayerMemory]] = []
+        self.sink_logits: list[Tensor | None] = []
 
     def plan(self, geometry: LayerGeometry, chunks: tuple[ChunkBlocks, ...]) -> int:
         self.plans.append((geometry, chunks))
         return len(self.plans) - 1
 
-    def attend(self, plan: Any, memory: LayerMemory, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    def attend(
+        self,
+        plan: Any,
+        memory: LayerMemory,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        sink_logits: Tensor | None = None,
+    ) -> Tensor:
         self.attended.append((plan, memory))
+        self.sink_logits.append(sink_logits)
         return q
 
 
@@ -87,6 +98,15 @@ def test_each_layer_has_the_plan_and_the_bytes_of_its_group() -> None:
         assert chunk == ChunkBlocks(0, 9, 0, table.sealed, table.open_slot)
         assert (memory.sinks, memory.sinks_offset) == (None, 0)
     assert ops.attended[2][1].sealed_offset == store.layout.groups[0].block_bytes // 2  # the second of its group
+
+
+def test_sink_logits_are_handed_on_and_are_none_where_a_network_has_none() -> None:
+    layout, ops, logits = layout_of_options(), Recorder(), torch.ones(4)
+    view = StoreViews(CacheStore(layout, CPU), 4, ops).view([])
+    view.attend(0, NOTHING, NOTHING, NOTHING, 1.0, logits)
+    view.attend(1, NOTHING, NOTHING, NOTHING, 1.0)
+    assert ops.sink_logits[0] is logits
+    assert ops.sink_logits[1] is None
 
 
 @pytest.mark.parametrize("num_sinks", [1, 2, 3])

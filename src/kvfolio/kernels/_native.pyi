@@ -36,6 +36,7 @@ class Kernels:
         out: int,
         partials: int,
         scale: float,
+        sink_logits: int,
     ) -> None: ...
     def linear(
         self,

@@ -45,20 +45,19 @@ def attend_expanded(
     step = max(1, _MOST_NUMBERS // ((own.shape[1] + stored.shape[1]) * 2 * k_width))
     for head in range(0, num_heads, step):
         heads = slice(head, min(head + step, num_heads))
-        parts = [_expanded(part[0].to(torch.float32), geometry.v_width, expansion, heads) for part in (own, stored)]
-        count, v_width = parts[0][1].shape[0], parts[0][1].shape[2]
+        own_parts, stored_parts = (
+            _expanded(part[0].to(torch.float32), geometry.v_width, expansion, heads) for part in (own, stored)
+        )
+        count, _, v_width = own_parts[1].shape
         each = replace(  # every head has keys and values of its own
             geometry, num_q_heads=count, num_kv_heads=count, k_width=k_width, v_width=v_width, v_is_prefix_of_k=False
         )
         rows = max(1, _MOST_NUMBERS // ((own.shape[1] + stored.shape[1]) * count))
-        outs.append(
-            torch.cat(
-                [
-                    attend_chunk(each, chunk, chunk.start + row, queries[row : row + rows, heads], *parts)
-                    for row in range(0, num_tokens, rows)
-                ]
-            )
-        )
+        pieces = [
+            attend_chunk(each, chunk, chunk.start + row, queries[row : row + rows, heads], own_parts, stored_parts)
+            for row in range(0, num_tokens, rows)
+        ]
+        outs.append(torch.cat(pieces))
     return torch.cat(outs, dim=1).to(q.dtype)
 
 

@@ -220,7 +220,16 @@ class NativeOps:
         partials = torch.empty(attention.max_slots * slot_floats, dtype=torch.float32)
         return NativePlan(geometry, attention, cpp_geometry, scratch, partials)
 
-    def attend(self, plan: NativePlan, memory: LayerMemory, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    def attend(
+        self,
+        plan: NativePlan,
+        memory: LayerMemory,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        sink_logits: Tensor | None = None,
+    ) -> Tensor:
         """See models.parts.KVView.attend. Writes and seals first, then reads (law 1)."""
         geometry = plan.geometry
         dtype = TORCH_DTYPES[geometry.exact.k.name]
@@ -234,6 +243,15 @@ class NativeOps:
                     f"attend: {name} is {tuple(tensor.shape)} {tensor.dtype}; "
                     f"expected {(plan.attention.num_rows, heads, width)} {dtype}"
                 )
+        if sink_logits is not None and (
+            sink_logits.shape != (geometry.num_q_heads,)
+            or sink_logits.dtype != torch.float32
+            or not sink_logits.is_contiguous()
+        ):
+            raise OptionError(
+                f"attend: sink_logits is {tuple(sink_logits.shape)} {sink_logits.dtype}; "
+                f"expected dense f32 [{geometry.num_q_heads}]"
+            )
         out = q.new_empty((q.shape[0], geometry.num_q_heads, geometry.v_width))
         self._kernels.attend(
             plan.attention,
@@ -255,6 +273,7 @@ class NativeOps:
             out.data_ptr(),
             plan.partials.data_ptr(),
             scale,
+            0 if sink_logits is None else sink_logits.data_ptr(),
         )
         return out
 

@@ -77,7 +77,16 @@ class ReferenceOps:
     def plan(self, geometry: LayerGeometry, chunks: tuple[ChunkBlocks, ...]) -> ReferencePlan:
         return ReferencePlan(geometry, chunks)
 
-    def attend(self, plan: ReferencePlan, memory: LayerMemory, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    def attend(
+        self,
+        plan: ReferencePlan,
+        memory: LayerMemory,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        sink_logits: Tensor | None = None,
+    ) -> Tensor:
         """See models.parts.KVView.attend. Writes and seals first, then reads (law 1)."""
         geometry = plan.geometry
         out = torch.empty((*q.shape[:2], geometry.v_width), dtype=q.dtype, device=q.device)
@@ -91,9 +100,8 @@ class ReferenceOps:
             for begin in range(0, chunk.num_tokens, step):
                 part = slice(rows.start + begin, rows.start + min(begin + step, chunk.num_tokens))
                 queries = q[part].to(torch.float32) * scale
-                out[part] = attend_chunk(
-                    geometry, chunk, chunk.start + begin, queries, (own_k, own_v), (stored_k, stored_v)
-                )
+                own, stored = (own_k, own_v), (stored_k, stored_v)
+                out[part] = attend_chunk(geometry, chunk, chunk.start + begin, queries, own, stored, sink_logits)
         return out
 
 
@@ -201,6 +209,7 @@ def attend_chunk(
     q: Tensor,
     own: tuple[Tensor, Tensor],
     stored: tuple[Tensor, Tensor],
+    sink_logits: Tensor | None = None,
 ) -> Tensor:
     """Attention of q [num_queries, num_q_heads, k_width] at positions start …: own block exactly, others as stored."""
     tokens, device = geometry.block_tokens, q.device
@@ -230,6 +239,11 @@ def attend_chunk(
     # Masked values may be uninitialised memory of a block another request left: take them out before the product.
     values = torch.where(visible.any(dim=0)[None, :, None], values, 0.0)
     scores = queries @ keys[:, None].transpose(2, 3)  # [num_kv_heads, group, num_queries, tokens]
-    weights = torch.softmax(scores.masked_fill(~visible, float("-inf")), dim=-1)
+    scores = scores.masked_fill(~visible, float("-inf"))
+    if sink_logits is None:
+        weights = torch.softmax(scores, dim=-1)
+    else:  # one more term in the denominator
+        column = sink_logits.view(geometry.num_kv_heads, group, 1, 1).expand(*scores.shape[:3], 1)
+        weights = torch.softmax(torch.cat((scores, column), dim=-1), dim=-1)[..., :-1]
     out = weights @ values[:, None]  # [num_kv_heads, group, num_queries, v_width]
     return out.permute(2, 0, 1, 3).reshape(num_queries, geometry.num_q_heads, geometry.v_width).to(q.dtype)

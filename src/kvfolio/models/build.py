@@ -12,6 +12,7 @@ from kvfolio.models.deepseek import DeepseekModel
 from kvfolio.models.falcon import FalconModel
 from kvfolio.models.gemma3 import Gemma3Model
 from kvfolio.models.gpt2 import Gpt2Model
+from kvfolio.models.gpt_oss import GptOssModel
 from kvfolio.models.llama import LlamaModel
 from kvfolio.models.parts import KVView, Ops
 from kvfolio.models.weights import Weights
@@ -34,13 +35,20 @@ class LanguageModel(Protocol):
 
 
 NETWORKS: dict[
-    str, type[LlamaModel] | type[Gemma3Model] | type[Gpt2Model] | type[FalconModel] | type[DeepseekModel]
+    str,
+    type[LlamaModel]
+    | type[Gemma3Model]
+    | type[Gpt2Model]
+    | type[FalconModel]
+    | type[DeepseekModel]
+    | type[GptOssModel],
 ] = {
     "llama": LlamaModel,
     "gemma3": Gemma3Model,
     "gpt2": Gpt2Model,
     "falcon": FalconModel,
     "deepseek": DeepseekModel,
+    "gpt_oss": GptOssModel,
 }
 # Stored, but computed here: buffers of older transformers, and GGUF's rotary divisors, which the spec has read.
 UNUSED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", "rope_freqs.weight")
@@ -57,10 +65,11 @@ def build_model(spec: RunnableSpec, weights: Weights) -> LanguageModel:
             f"no network runs the family {spec.family!r} of {spec.name}; known: {', '.join(NETWORKS)}"
         )
     model = NETWORKS[spec.family](spec, weights)
+    guessing = f"model.layers.{len(spec.layers)}."  # the layer behind the last guesses further tokens (MTP)
 
     def may_stay(name: str) -> bool:
         tied_copy = name == "lm_head.weight" and spec.network.tie_embeddings
-        return tied_copy or name.endswith(UNUSED)
+        return tied_copy or name.endswith(UNUSED) or (spec.family == "deepseek" and name.startswith(guessing))
 
     weights.refuse_unread(may_stay)
     return model

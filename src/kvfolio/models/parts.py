@@ -17,11 +17,14 @@ from kvfolio.spec.model import Rope
 class KVView(Protocol):
     """One step's window on the cache."""
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, sink_logits: Tensor | None = None
+    ) -> Tensor:
         """Store k and v of this step's tokens for ``layer``, then attend with q over everything each may read.
 
         q [num_tokens, num_q_heads, k_width], k [num_tokens, num_kv_heads, k_width],
         v [num_tokens, num_kv_heads, v_width] → [num_tokens, num_q_heads, v_width].
+        sink_logits [num_q_heads] f32: exp of it is one more term in the denominator of each softmax, without a value.
         Side effect: the cache holds k and v afterwards. Inputs may be views with any row stride.
         """
         ...
@@ -147,8 +150,10 @@ def _yarn(inverse: Tensor, rope: Rope) -> tuple[Tensor, float]:
     def dimension(rotations: float) -> float:
         return rope.width * math.log(rope.original_context / (rotations * 2 * math.pi)) / (2 * math.log(rope.base))
 
-    low = max(math.floor(dimension(rope.beta_fast)), 0)
-    high = min(math.ceil(dimension(rope.beta_slow)), rope.width - 1)
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.width - 1)
     ramp = (torch.arange(rope.width // 2, dtype=torch.float32) - low) / max(high - low, 0.001)
     keep = 1 - ramp.clamp(0.0, 1.0)  # 1: high frequency, left alone
     factor = rope.attention_factor if rope.attention_factor is not None else 0.1 * math.log(rope.factor) + 1.0

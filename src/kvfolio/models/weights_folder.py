@@ -15,16 +15,22 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from kvfolio.errors import BrokenModelError, UnknownModelError
+from kvfolio.models.mxfp4 import BLOCK_BYTES, GROUP, decode_mxfp4
 from kvfolio.spec.model import RunnableSpec
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 VALUE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+BYTES = "U8"  # what codes of MXFP4 and their scales are stored as
+CODES, SCALES = "_blocks", "_scales"  # behind the name of the tensor that they stand for
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
 MALFORMED = (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError)  # what foreign JSON may raise
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+TURNED = {  # stored [in, out]
+    "gpt2": ("c_attn.weight", "c_proj.weight", "c_fc.weight"),
+    "gpt_oss": (".experts.gate_up_proj", ".experts.down_proj"),  # of all experts: [experts, in, out]
+}
 FUSED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}  # experts as transformers holds them
 MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
-CONV1D = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # GPT-2 stores these [in, out]
 PREFIXED = ("gpt2", "falcon")  # published with "transformer." before their names, and without
 
 
@@ -45,26 +51,40 @@ class FolderTensors:
     def __init__(self, folder: Path, spec: RunnableSpec) -> None:
         self.where = folder
         self.norm_offset = 1.0 if spec.family == "gemma3" else 0.0
-        self._family = spec.family
+        self._turned = TURNED.get(spec.family, ())
         self._stored = {
-            name: part for line in read_headers(folder) for name, part in parts(spelling(line.key, spec.family), line)
+            name: part
+            for line in read_headers(folder)
+            for name, part in parts(spelling(line.key, spec.family), line, spec.family)
         }
+        self._packed = take_packed(self._stored) if spec.family == "gpt_oss" else {}
         self._open: dict[Path, Any] = {}  # safetensors handles; each keeps its file mapped
         self.shapes = {
-            name: line.shape[::-1] if self._is_transposed(name) else line.shape for name, line in self._stored.items()
-        }
+            name: (*line.shape[:-2], *line.shape[:-3:-1]) if name.endswith(self._turned) else line.shape
+            for name, line in self._stored.items()
+        } | {name: (*codes.shape[:-2], codes.shape[-2] * GROUP) for name, (codes, _) in self._packed.items()}
 
     def stored_bytes(self, name: str) -> int:
+        if name in self._packed:
+            return sum(prod(line.shape) for line in self._packed[name])
         line = self._stored[name]
         return prod(line.shape) * VALUE_BYTES.get(line.dtype, 0)
 
     def read_into(self, name: str, out: Tensor) -> None:
+        if name in self._packed:
+            codes, scales = self._packed[name]
+            decode_mxfp4(self._tensor(codes), self._tensor(scales), out, f"{scales.file}: tensor {scales.key!r}")
+            return
         line = self._stored[name]
         if line.dtype not in VALUE_BYTES:
             raise UnknownModelError(
                 f"{line.file}: tensor {line.key!r} is stored as {line.dtype}; known: {', '.join(VALUE_BYTES)}; "
                 "use an unquantised copy of the model or a GGUF file"
             )
+        tensor = self._tensor(line)
+        out.copy_(tensor.mT if name.endswith(self._turned) else tensor)
+
+    def _tensor(self, line: StoredTensor) -> Tensor:
         try:
             if line.file not in self._open:
                 self._open[line.file] = safe_open(line.file, framework="pt", device="cpu")
@@ -74,14 +94,11 @@ class FolderTensors:
             else:
                 expert, row = line.part
                 tensor = self._open[line.file].get_slice(line.key)[expert, row : row + line.shape[0]]
+            return tensor
         except (SafetensorError, OSError) as error:
             raise BrokenModelError(
                 f"{line.file}: tensor {line.key!r} cannot be read ({error}); fetch it again"
             ) from None
-        out.copy_(tensor.T if self._is_transposed(name) else tensor)
-
-    def _is_transposed(self, name: str) -> bool:
-        return self._family == "gpt2" and name.endswith(CONV1D)
 
 
 def spelling(key: str, family: str) -> str:
@@ -92,14 +109,14 @@ def spelling(key: str, family: str) -> str:
     return re.sub(r"(?<=\.)w[123](?=\.weight$)", lambda found: MIXTRAL[found[0]], key) if ".experts." in key else key
 
 
-def parts(name: str, line: StoredTensor) -> Iterator[tuple[str, StoredTensor]]:
+def parts(name: str, line: StoredTensor, family: str) -> Iterator[tuple[str, StoredTensor]]:
     """The tensor itself under ``name``, or each expert's matrices where one tensor holds those of all experts.
 
     Folders are published with a tensor for each; transformers 5 holds [num_experts, 2 * width, hidden], gates before
-    ups, and [num_experts, hidden, width], and writes either.
+    ups, and [num_experts, hidden, width], and writes either. gpt-oss's own stay together, as its network reads them.
     """
     stem, _, fused = name.rpartition(".experts.")
-    names = FUSED.get(fused) if stem and len(line.shape) == 3 else None
+    names = FUSED.get(fused) if stem and len(line.shape) == 3 and family != "gpt_oss" else None
     if names is None or line.shape[1] % len(names):
         yield name, line
         return
@@ -109,6 +126,26 @@ def parts(name: str, line: StoredTensor) -> Iterator[tuple[str, StoredTensor]]:
         for place, one in enumerate(names):
             part = replace(line, shape=(rows, width), part=(expert, place * rows))
             yield f"{stem}.experts.{expert}.{one}.weight", part
+
+
+def take_packed(stored: dict[str, StoredTensor]) -> dict[str, tuple[StoredTensor, StoredTensor]]:
+    """Takes out of ``stored`` the codes and scales of MXFP4 tensors, and gives them by the tensor's name.
+
+    Raises BrokenModelError for codes without fitting scales.
+    """
+    packed = {}
+    for name in [name.removesuffix(CODES) for name in stored if name.endswith(CODES)]:
+        codes, scales = stored.pop(name + CODES), stored.pop(name + SCALES, None)
+        fits = scales is not None and scales.shape == codes.shape[:-1] and codes.shape[3:] == (BLOCK_BYTES,)
+        if scales is None or not fits or (codes.dtype, scales.dtype) != (BYTES, BYTES):
+            found = "none" if scales is None else f"{list(scales.shape)} {scales.dtype}"
+            raise BrokenModelError(
+                f"{codes.file}: tensor {codes.key!r} is {list(codes.shape)} {codes.dtype}, its scales are {found}; "
+                f"accepted: [count, rows, groups, {BLOCK_BYTES}] {BYTES} and scales without the last axis; "
+                "fetch both again"
+            )
+        packed[name] = codes, scales
+    return packed
 
 
 def read_headers(folder: Path) -> list[StoredTensor]:

@@ -26,6 +26,7 @@ class Rope:
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
     attention_factor: float | None = None  # yarn; None: 0.1 ln(factor) + 1
+    truncate: bool = True  # yarn: whether the ramp begins and ends at whole frequencies
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ class RunnableSpec(ModelSpec):
 
     layers: tuple[PagedLayer, ...]
     max_context: int
-    family: str  # llama, gemma3, gpt2, falcon or deepseek: the file of ``models`` that runs it
+    family: str  # llama, gemma3, gpt2, falcon, deepseek or gpt_oss: the file of ``models`` that runs it
     network: Network
     eos_token_ids: tuple[int, ...] = ()
 

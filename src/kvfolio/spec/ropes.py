@@ -176,8 +176,6 @@ def _rope(
 
 def _yarn(parameters: Fields, rope: Rope, max_positions: int) -> Rope:
     """``rope`` with YaRN's numbers (2309.00071); without a factor, the ratio of the two contexts is it."""
-    if not parameters.flag("truncate", True):
-        raise UnknownModelError(f"{parameters.where}: yarn with truncate false is not supported; known: true")
     if parameters.get("factor") is None:
         factor = max(1.0, max_positions / rope.original_context)
         parameters.note(f"yarn's factor is absent: {factor:g} = max_position_embeddings / original context assumed")
@@ -198,6 +196,7 @@ def _yarn(parameters: Fields, rope: Rope, max_positions: int) -> Rope:
         beta_fast=parameters.number("beta_fast", default=32.0),
         beta_slow=parameters.number("beta_slow", default=1.0),
         attention_factor=magnitude,
+        truncate=parameters.flag("truncate", True),
     )
 
 

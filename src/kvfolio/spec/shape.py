@@ -8,7 +8,7 @@ from dataclasses import replace
 from kvfolio.errors import BrokenModelError
 from kvfolio.spec.formats import COMPUTE_FORMATS
 from kvfolio.spec.layers import LatentAttention, PagedLayer
-from kvfolio.spec.model import Network, RunnableSpec, WeightCount
+from kvfolio.spec.model import Experts, Network, RunnableSpec, WeightCount
 
 UNCOUNTED = WeightCount(0, 0, 0, "config")
 
@@ -42,7 +42,7 @@ def count_weights(spec: RunnableSpec) -> WeightCount:
     experts = spec.network.experts
     if experts is None:
         return WeightCount(count, count, count * value_bytes, "config")
-    of_one = 3 * spec.network.hidden_size * experts.width * len(experts.layers)  # expert, in all layers
+    of_one = _expert_params(spec.network, experts) * len(experts.layers)  # expert, in all layers
     routed = of_one * experts.num_experts
     return WeightCount(
         num_params=count,
@@ -63,6 +63,8 @@ def count_parameters(spec: RunnableSpec) -> int:
         layers = sum(_PLAIN_LAYERS[spec.family](network, kind) for kind in spec.layers)
     else:
         layers = sum(_gated_layer(network, kind, index) for index, kind in enumerate(spec.layers))
+    if spec.family == "gpt_oss":  # a sink logit for each query head
+        layers += len(spec.layers) * network.num_q_heads
     if spec.family == "gemma3":  # two more norms a layer: after attention and after the gated product
         layers += len(spec.layers) * 2 * network.hidden_size
     embedding = network.vocab_size * network.hidden_size
@@ -107,9 +109,16 @@ def feed_forward_params(network: Network, index: int) -> int:
     if experts is None or index not in experts.layers:
         biases = network.mlp_bias * (2 * network.intermediate_size + hidden)
         return 3 * hidden * network.intermediate_size + biases
-    products = 3 * hidden * (experts.num_experts * experts.width + experts.shared_width)
+    routed = experts.num_experts * (_expert_params(network, experts) + network.mlp_bias)  # and the router's bias
     corrections = experts.has_bias * experts.num_experts  # of DeepSeek-V3's scores
-    return products + hidden * (experts.num_experts + experts.has_shared_gate) + corrections
+    routers = hidden * (experts.num_experts + experts.has_shared_gate) + corrections
+    return routed + 3 * hidden * experts.shared_width + routers
+
+
+def _expert_params(network: Network, experts: Experts) -> int:
+    """Weights of one routed expert in one layer."""
+    biases = network.mlp_bias * (2 * experts.width + network.hidden_size)
+    return 3 * network.hidden_size * experts.width + biases
 
 
 def _gpt2_layer(network: Network, kind: PagedLayer) -> int:

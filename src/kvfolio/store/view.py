@@ -25,7 +25,16 @@ class AttentionOps(Protocol):
 
     def plan(self, geometry: LayerGeometry, chunks: tuple[ChunkBlocks, ...]) -> Any: ...
 
-    def attend(self, plan: Any, memory: LayerMemory, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor: ...
+    def attend(
+        self,
+        plan: Any,
+        memory: LayerMemory,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        sink_logits: Tensor | None = None,
+    ) -> Tensor: ...
 
 
 class Expansion(Protocol):
@@ -118,9 +127,11 @@ class StepView:
         self._plans = plans
         self._layers = layers
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, sink_logits: Tensor | None = None
+    ) -> Tensor:
         plan, memory = self._layers[layer]
-        return self._ops.attend(self._plans[plan].plan, memory, q, k, v, scale)
+        return self._ops.attend(self._plans[plan].plan, memory, q, k, v, scale, sink_logits)
 
     def attend_latent(
         self, layer: int, q: tuple[Tensor, Tensor], k: Tensor, expansion: Expansion, scale: float

@@ -98,7 +98,7 @@ class Kernels {
 
   void attend(const AttentionPlan& plan, const Geometry& geometry, const std::vector<uintptr_t>& bases,
               const std::vector<int64_t>& strides, const std::vector<uintptr_t>& qkv, const std::vector<int64_t>& row_strides,
-              uintptr_t out, uintptr_t partials, float scale) const {
+              uintptr_t out, uintptr_t partials, float scale, uintptr_t sink_logits) const {
     AttendArgs args{};
     args.plan = plan.arrays();
     args.geometry = geometry;
@@ -109,6 +109,7 @@ class Kernels {
     args.out = pointer(out);
     args.partials = pointer<float>(partials);
     args.scale = scale;
+    args.sink_logits = pointer<float>(sink_logits);
     args.num_threads = num_threads_;
     nb::gil_scoped_release release;
     table_.attend(args);

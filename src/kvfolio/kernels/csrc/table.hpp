@@ -14,6 +14,7 @@ struct AttendArgs {
   Rows q, k, v;    // [num_rows][heads][width] of the exact format
   void* out;       // [num_rows][num_q_heads][v_width], contiguous
   float scale;
+  const float* sink_logits;  // [num_q_heads]: a term of each softmax's denominator that has no value; or null
   float* partials;    // room for the largest wave: [num_slots][num_q_heads][v_width + 2]
   int num_threads;
 };

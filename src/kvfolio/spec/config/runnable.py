@@ -1,4 +1,4 @@
-"""Turns a Hugging Face config into a RunnableSpec: families llama (with mistral, qwen, mixtral), gemma3, gpt2, falcon.
+"""Turns a Hugging Face config into a RunnableSpec: what a network needs beside its weights, for every family that runs.
 
 Knows nothing of files or tensors. Defaults are those of transformers 5.24's configuration classes; whatever would
 change the result and cannot be expressed is refused by name.
@@ -11,6 +11,7 @@ from kvfolio.spec.config.class_defaults import find_class_defaults
 from kvfolio.spec.config.deepseek import deepseek_network
 from kvfolio.spec.config.experts import experts_from_config
 from kvfolio.spec.config.falcon import CONTEXT, as_falcon, falcon_network
+from kvfolio.spec.config.gpt_oss import decoded_mxfp4, gpt_oss_network
 from kvfolio.spec.config.layers import layers_of
 from kvfolio.spec.fields import MAX_LAYERS, Fields, show
 from kvfolio.spec.formats import COMPUTE_FORMATS, DTYPE_WORDS, format_of_dtype
@@ -33,6 +34,7 @@ ARCHITECTURES = {
     "falcon": "FalconForCausalLM",
     "deepseek_v2": "DeepseekV2ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
 }
 
 _ACTIVATIONS = {
@@ -61,6 +63,7 @@ _REQUIRED = {
     "falcon": ("num_hidden_layers",),
     "deepseek_v2": ("num_hidden_layers", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"),
     "deepseek_v3": ("num_hidden_layers", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"),
+    "gpt_oss": ("num_hidden_layers", "num_key_value_heads", "head_dim", "sliding_window"),
 }
 _CHANGES_THE_RESULT = "kvfolio does not compute this, and without it the model's answers would differ"
 _REFUSED = {
@@ -76,6 +79,7 @@ _REFUSED = {
     "falcon": ("alibi", "apply_residual_connection_post_layernorm"),
     "deepseek_v2": ("sliding_window", "mlp_bias"),
     "deepseek_v3": ("sliding_window", "mlp_bias"),
+    "gpt_oss": (),
 }
 
 
@@ -87,6 +91,11 @@ def runnable_from_config(config: Mapping[str, object], name: str) -> RunnableSpe
     """
     fields = Fields(as_falcon(config, name), name)
     model_type = _model_type(fields)
+    if model_type == "gpt_oss":
+        fields = decoded_mxfp4(fields)
+        layers = _layers(fields, model_type)
+        network, context = gpt_oss_network(fields, layers)
+        return _finished(fields, model_type, model_type, layers, network, context, None)
     fields.refuse_if_set("quantization_config", "quantised weights are not supported; use the unquantised folder")
     for field in _REFUSED[model_type]:
         fields.refuse_if_set(field, _CHANGES_THE_RESULT)
