@@ -94,19 +94,26 @@ def test_rows_choose_whose_logits_are_computed(name: str, tiny_model: Callable[[
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
-    "name", ["llama", "qwen3", "gemma3", "gpt2", "falcon-7b", "falcon-40b", "deepseek-v2", "deepseek-v3", "gpt-oss"]
+    "name",
+    ["llama", "qwen3", "gemma3", "gpt2", "falcon-7b", "falcon-40b", "mixtral", "qwen2-moe", "qwen3-moe", "gpt-oss"]
+    + ["deepseek-v2", "deepseek-v3"],
 )
 def test_half_precision_is_as_close_to_f32_as_that_of_transformers(
     name: str, dtype: torch.dtype, tiny_model: Callable[[str], TinyModel]
 ) -> None:
     model, prompt = tiny_model(name), some_tokens(33)
     exact = model.logits(prompt)
+
+    def error(logits: torch.Tensor) -> torch.Tensor:
+        """Of the row in the middle: of two experts that are nearly as good, rounding may choose the other one."""
+        return (logits.float() - exact).std(dim=1).median()
+
     theirs = type(model.model).from_pretrained(model.folder, dtype=dtype).eval()
     with torch.inference_mode():
-        their_error = (theirs(torch.tensor([prompt])).logits[0].float() - exact).std()
+        their_error = error(theirs(torch.tensor([prompt])).logits[0])
     logits = Session(build(model, dtype=dtype)).step({0: prompt})[0]
     assert logits.dtype == dtype
-    assert (logits.float() - exact).std() < 1.25 * their_error
+    assert error(logits) < 1.25 * their_error
 
 
 @pytest.mark.parametrize("name", FAMILIES)
