@@ -19,7 +19,7 @@ from kvfolio.spec.layers import FullAttention, SlidingWindow
 from kvfolio.spec.layout import CacheLayout
 from kvfolio.spec.model import Network, RunnableSpec
 from kvfolio.store.pools import CacheStore
-from kvfolio.store.view import StoreViews
+from kvfolio.store.view import ChunkRows, StoreViews
 
 CPU, A, B = torch.device("cpu"), SequenceId(0), SequenceId(1)
 FULL, WINDOW = FullAttention(2, 16, 16), SlidingWindow(2, 16, 16, 8)
@@ -74,7 +74,7 @@ def shown(layout: CacheLayout, *lengths: tuple[int, int]) -> tuple[Recorder, Cac
         grant = ledger.extend(name, new)
         assert grant is not None
         chunks.append((written, new, grant.tables))
-    view = StoreViews(store, 4, ops).view(chunks)
+    view = StoreViews(store, 4, ops).view([ChunkRows(*chunk) for chunk in chunks])
     for layer in range(len(LAYERS)):
         view.attend(layer, NOTHING, NOTHING, NOTHING, 1.0)
     return ops, store, chunks
