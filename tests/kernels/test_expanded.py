@@ -13,6 +13,11 @@ from kvfolio.cache.ledger import Ledger
 from kvfolio.kernels import expanded
 from kvfolio.kernels.reference import ReferenceOps
 
+native = pytest.importorskip(
+    "kvfolio.kernels.native", reason="the C++ kernels are not built here", exc_type=ImportError
+)
+OPS = {"reference": ReferenceOps, "native": lambda: native.NativeOps(1)}
+
 
 class Projections:
     """Random W_UK and W_UV."""
@@ -26,18 +31,19 @@ class Projections:
         return latents @ self.keys[heads], latents @ self.values[heads]
 
 
+@pytest.mark.parametrize("ops_name", OPS)
 @pytest.mark.parametrize("most_numbers", [1 << 26, 4000])
 @pytest.mark.parametrize("stored", ["f32", "int8", "int4", "bf16/int3", "fp8"])
 def test_expanded_attention_is_absorbed_attention(
-    stored: str, most_numbers: int, monkeypatch: pytest.MonkeyPatch
+    ops_name: str, stored: str, most_numbers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(expanded, "_MOST_NUMBERS", most_numbers)  # few: one head and a few rows at a time
+    monkeypatch.setattr(expanded, "_MOST_NUMBERS", most_numbers)  # few: one head at a time
     geometry = geometry_of(stored, "f32", (6, 1), (40, 32), 16, latent=True)
+    ops, exact = OPS[ops_name](), ReferenceOps()
     projections = Projections(6, 12, 20, 32)
-    ops = ReferenceOps()
     text = text_of(geometry, 90, seed=1)
     plain, turned = torch.randn(90, 6, 12, generator=torch.Generator().manual_seed(2)), text.q[:, :, 32:]
-    caches = [PoisonedCache(ops, geometry, 6, 1) for _ in "ae"]
+    caches = [PoisonedCache(exact, geometry, 6, 1) for _ in "ae"]
     ledger = Ledger(layout_for(geometry, 6, 1))
     ledger.admit(SequenceId(0))
     for num_tokens in (20, 1, 45, 24):
@@ -46,10 +52,10 @@ def test_expanded_attention_is_absorbed_attention(
         absorbed = torch.einsum("nhp,hrp->nhr", plain[rows], projections.keys)
         q = torch.cat((absorbed, turned[rows]), dim=-1)
         memory = caches[0]._memory
-        sums = ops.attend(ops.plan(geometry, (chunk,)), memory, q, text.k[rows], text.v[rows], 0.3)
+        sums = exact.attend(exact.plan(geometry, (chunk,)), memory, q, text.k[rows], text.v[rows], 0.3)
         expected = torch.einsum("nhr,hrv->nhv", sums, projections.values)
         whole = torch.cat((plain[rows], turned[rows]), dim=-1)
-        found = expanded.attend_expanded(geometry, chunk, caches[1]._memory, whole, text.k[rows], projections, 0.3)
+        found = expanded.attend_expanded(ops, geometry, chunk, caches[1]._memory, whole, text.k[rows], projections, 0.3)
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
         for pool in ("sealed", "open"):
             assert torch.equal(getattr(caches[0], pool), getattr(caches[1], pool))

@@ -95,8 +95,10 @@ def test_rows_choose_whose_logits_are_computed(name: str, tiny_model: Callable[[
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     "name",
-    ["llama", "qwen3", "gemma3", "gpt2", "falcon-7b", "falcon-40b", "mixtral", "qwen2-moe", "qwen3-moe", "gpt-oss"]
-    + ["deepseek-v2", "deepseek-v3"],
+    [
+        *("llama", "qwen3", "gemma3", "gpt2", "falcon-7b", "falcon-40b"),
+        *("mixtral", "qwen2-moe", "qwen3-moe", "gpt-oss", "deepseek-v2", "deepseek-v3"),
+    ],
 )
 def test_half_precision_is_as_close_to_f32_as_that_of_transformers(
     name: str, dtype: torch.dtype, tiny_model: Callable[[str], TinyModel]

@@ -140,10 +140,9 @@ class StepView:
         plan = self._plans[number]
         if plan.rows is None:
             return self._absorbed(layer, q, k, expansion, scale)
+        whole = torch.cat(q, dim=-1)  # [num_tokens, num_heads, plain_width + rope_width]
         parts = [  # first: what follows in the same sequence reads what they wrote
-            attend_expanded(
-                plan.geometry, blocks, memory, torch.cat((q[0][rows], q[1][rows]), -1), k[rows], expansion, scale
-            )
+            attend_expanded(self._ops, plan.geometry, blocks, memory, whole[rows], k[rows], expansion, scale)
             for rows, blocks in plan.expanded
         ]
         out = parts[0].new_empty(q[0].shape[0], *parts[0].shape[1:])
