@@ -44,8 +44,9 @@ def _layers(kv: "KvAccount") -> str:
             blocks = "block" if layer.num_sinks == 1 else f"{layer.num_sinks} blocks"
             told[-1] += f", the first {blocks} in {layer.format}, too"
             continue
+        heads = "" if layer.kind == "latent" else f"{layer.num_kv_heads} kv heads × "
         told.append(
-            f"{layer.num_layers} {layer.kind.replace('_', ' ')} × {layer.num_kv_heads} kv heads × {layer.head_dim}"
+            f"{layer.num_layers} {layer.kind.replace('_', ' ')} × {heads}{layer.head_dim}"
             + (f", window {layer.window}" if layer.window else "")
             + (f", {layer.format}" if layer.format != kv.format else "")
         )

@@ -116,4 +116,4 @@ def stored_size(candidate: Candidate, spec: RunnableSpec, dtype: str, num_tokens
 def _numbers_held(group: GroupLayout, num_tokens: int) -> int:
     kind = group.group.kind
     tokens = num_tokens if kind.window is None else min(num_tokens, kind.window)
-    return group.group.num_layers * tokens * kind.num_kv_heads * (kind.k_width + kind.v_width)
+    return group.group.num_layers * tokens * kind.token_numbers

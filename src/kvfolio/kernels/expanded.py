@@ -94,14 +94,14 @@ def _attend_heads(
 ) -> Tensor:
     """Attention of some heads; own and stored: keys and values [heads, tokens, width], from a block's edge on."""
     num_heads, tokens = q.shape[1], geometry.block_tokens
-    widths = {"k_width": q.shape[2], "v_width": own[1].shape[2]}
     heads = replace(  # each with a key and a value of its own
         geometry,
         num_q_heads=num_heads,
         num_kv_heads=num_heads,
         stored=geometry.exact,
+        k_width=q.shape[2],
+        v_width=own[1].shape[2],
         v_is_prefix_of_k=False,
-        **widths,
     )
     num_blocks = max(chunk.sealed[-1] + 1 if chunk.sealed else 1 for chunk in chunks)
     pools = [

@@ -11,7 +11,7 @@ from kvfolio.planner import capacity, sizes
 from kvfolio.planner.options import PlanOptions
 from kvfolio.planner.scene import Scene, make_scene
 from kvfolio.spec.formats import BF16, CacheFormat
-from kvfolio.spec.layers import LayerKind, RecurrentState, parts_of
+from kvfolio.spec.layers import HeadLayer, LayerKind, RecurrentState, parts_of
 from kvfolio.spec.model import ModelSpec
 
 USUAL_CONTEXTS = (4096, 32768, 131072)
@@ -244,7 +244,7 @@ def _layer_report(kind: LayerKind, count: int, fmt: CacheFormat) -> LayerReport:
         num_layers=count,
         num_kv_heads=kind.num_kv_heads,
         head_dim=kind.head_dim,
-        v_head_dim=getattr(kind, "v_width", kind.head_dim),
+        v_head_dim=kind.v_width if isinstance(kind, HeadLayer) else kind.head_dim,
         window=kind.window,
         bytes_per_token=plain(kind.growth(fmt)),
         bytes_fixed=kind.fixed_bytes(fmt),

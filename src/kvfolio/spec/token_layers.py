@@ -67,6 +67,11 @@ class HeadLayer(LayerMemory):
         """Whether the value is the beginning of the key, and stored once."""
         return False
 
+    @property
+    def token_numbers(self) -> int:
+        """Numbers that are stored of one token."""
+        return self.num_kv_heads * (self.k_width + self.v_width)
+
     def token_bytes(self, fmt: CacheFormat) -> int:
         return self.num_kv_heads * (fmt.k.vector_bytes(self.k_width) + fmt.v.vector_bytes(self.v_width))
 
@@ -200,6 +205,11 @@ class LatentAttention(LayerMemory):
     def v_is_prefix_of_k(self) -> bool:
         """Whether the value is the beginning of the key, and stored once."""
         return True
+
+    @property
+    def token_numbers(self) -> int:
+        """Numbers that are stored of one token."""
+        return self.k_width
 
     @property
     def window(self) -> int | None:
