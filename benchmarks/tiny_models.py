@@ -63,8 +63,8 @@ class Training:
 
     steps: int
     batch: int = 4  # windows a step
-    matrix_rate: float = 1e-2  # of Muon
-    rate: float = 6e-3  # of AdamW
+    matrix_rate: float = 2e-2  # of Muon
+    rate: float = 1e-2  # of AdamW
     weight_decay: float = 0.1
     seed: int = 0
 
