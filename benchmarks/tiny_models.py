@@ -104,9 +104,10 @@ def save(model: PreTrainedModel, folder: Path, card: str, held: bytes) -> None:
     The card says which loss the model, as saved and computed in f32, has on that end.
     """
     model.to(torch.bfloat16).save_pretrained(folder)
+    saved = type(model).from_pretrained(folder, dtype=torch.float32)  # ``model`` has its rotary angles in bf16 now
     sample = held[-SAMPLE_BYTES:].decode("utf-8", "ignore")  # a character that is cut is left out
     (folder / SAMPLE).write_bytes(sample.encode())
-    loss = loss_of(model.float(), sample.encode())
+    loss = loss_of(saved, sample.encode())
     (folder / CARD).write_text(f"{card}\nLoss on {SAMPLE}, by transformers in f32: {loss:.4f} nats a byte.\n")
     byte_tokenizer().save(str(folder / "tokenizer.json"))
     told = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
@@ -145,7 +146,10 @@ def rate_share(step: int, steps: int) -> float:
 
 
 def make_optimisers(model: PreTrainedModel, training: Training) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the layers, AdamW for the embedding, the output and the norms."""
+    """Muon for the matrices of the layers, AdamW for the embedding, the output and the norms.
+
+    AdamW alone needs twice as many steps here. Muon is in torch since 2.9.
+    """
     matrices: list[Tensor] = []
     others: list[Tensor] = []
     for name, weight in model.named_parameters():
