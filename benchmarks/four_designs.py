@@ -159,7 +159,7 @@ def steps_within(minutes: float, designs: list[str], text: Text) -> int:
     times = train_all(designs, text, Training(PROBE_STEPS), None)
     workers = num_workers(len(designs))
     rounds = [max(times[at : at + workers]) for at in range(0, len(times), workers)]
-    return int(minutes * 60 * (1 - OTHER_SHARE) / sum(rounds))
+    return max(1, int(minutes * 60 * (1 - OTHER_SHARE) / sum(rounds)))
 
 
 # ---- measuring -------------------------------------------------------------------------------------------------------
@@ -242,6 +242,9 @@ def main() -> None:
     args = parser.parse_args()
     started = time.perf_counter()
     text = read_text(args.text)
+    least = round(WINDOW / HELD_SHARE)
+    if len(text.held) < WINDOW:
+        parser.error(f"the text is too short to hold out a window of {WINDOW} bytes; give {least:,} bytes or more")
     print(f"{', '.join(text.names)}: {len(text.trained):,} bytes to train on, {len(text.held):,} held out", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         out = args.eval_only or args.out or Path(folder)
