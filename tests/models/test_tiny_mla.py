@@ -1,16 +1,20 @@
-"""The small trained DeepSeek that other tests read: it is what its card says, by transformers alone.
+"""The small trained DeepSeek: it is what its card says, by transformers and by kvfolio, and stored latents cost little.
 
-Knows nothing of kvfolio's networks or caches. The folder is one of those that benchmarks/four_designs.py writes.
+Knows nothing of how latents are kept. The folder is one of those that benchmarks/four_designs.py writes.
 """
 
 import re
 from pathlib import Path
 
+import pytest
 import torch
 import transformers
 from safetensors import safe_open
+from torch import Tensor
 from torch.nn import functional
 
+from kvfolio.engine.loaded import LoadedModel, load_model
+from kvfolio.engine.logits import text_logits
 from kvfolio.engine.text import Tokenizer
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "tiny_mla"
@@ -58,3 +62,35 @@ def test_its_layers_hold_latents_and_no_experts() -> None:
         names = set(file.keys())
     assert "model.layers.3.self_attn.kv_a_proj_with_mqa.weight" in names
     assert not [name for name in names if "expert" in name or "mlp.gate.weight" in name]
+
+
+# ---- the same by kvfolio ------------------------------------------------------------------------------------------
+
+
+def loss(loaded: LoadedModel, kv_format: str) -> float:
+    """Nats a byte on held_out.txt by kvfolio, with a cache of this format: of each window's bytes but the first."""
+    ids = list(HELD_OUT.encode())
+    pieces = []
+    for start in range(0, len(ids) // WINDOW * WINDOW, WINDOW):
+        window = torch.tensor(ids[start : start + WINDOW])
+
+        def score(at: int, logits: Tensor, window: Tensor = window) -> None:
+            targets = window[at + 1 : at + 1 + len(logits)]
+            pieces.append(functional.cross_entropy(logits.float(), targets, reduction="none"))
+
+        text_logits(loaded, window.tolist(), score, kv_format=kv_format, kv_memory="16MiB")
+    return float(torch.cat(pieces).mean())
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    return load_model(FOLDER, "f32")
+
+
+def test_an_exact_cache_of_latents_has_the_loss_of_transformers(loaded: LoadedModel) -> None:
+    assert loss(loaded, "f32") == pytest.approx(stated_loss(), abs=1e-4)
+
+
+@pytest.mark.parametrize(("kv_format", "most"), [("bf16", 3e-4), ("int8", 1e-3), ("int4", 5e-3), ("int2", 0.2)])
+def test_stored_latents_cost_little(loaded: LoadedModel, kv_format: str, most: float) -> None:
+    assert abs(loss(loaded, kv_format) - loss(loaded, "f32")) < most
