@@ -50,7 +50,7 @@ demo: setup ## plan a large model, run the default one, then compare decoding wi
 	$(BIN)/kvfolio compare --prompt-tokens 64 --tokens 16
 
 test: setup ## all tests; some of them: make test ARGS=tests/cache
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
 soak: setup ## the long forms of the random tests: ten times as many operations
 	KVFOLIO_SOAK=10 $(BIN)/python -m pytest tests/cache tests/sched tests/laws

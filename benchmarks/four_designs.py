@@ -115,6 +115,7 @@ def read_text(files: list[Path]) -> Text:
 def train_one(design: str, text: Text, training: Training, folder: Path | None) -> float:
     """Train in this process, save if there is a folder. Seconds of a step."""
     torch.set_num_threads(1)
+    torch.set_flush_denormal(True)  # attention becomes so sharp that its least weights would slow down every product
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     tell = (lambda line: print(line, flush=True)) if folder else (lambda line: None)

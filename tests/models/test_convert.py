@@ -330,9 +330,17 @@ def test_a_gguf_file_is_refused(tiny_model: FindModel, tmp_path: Path) -> None:
     assert "is a GGUF file" in said and "give the Hugging Face folder" in said
 
 
-def test_a_gpt2_is_refused(tiny_model: FindModel, tmp_path: Path) -> None:
-    said = refusal(lambda: convert(tiny_model("gpt2").folder, tmp_path / "out", 1), UnknownModelError)
-    assert "is a GPT-2" in said and "accepted: model_type llama" in said
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("gpt2", "model_type gpt2, whose format has a key/value head for each query head"),
+        ("falcon-40b", "model_type falcon, whose format has queries, keys and values in one matrix"),
+        ("deepseek-v3", "model_type deepseek_v3, whose heads share one latent"),
+    ],
+)
+def test_a_format_that_cannot_say_it_is_refused(name: str, why: str, tiny_model: FindModel, tmp_path: Path) -> None:
+    said = refusal(lambda: convert(tiny_model(name).folder, tmp_path / "out", 1), UnknownModelError)
+    assert why in said and "accepted: model_type llama" in said
 
 
 def test_a_file_in_place_of_a_folder_is_refused(wide: Path, tmp_path: Path) -> None:

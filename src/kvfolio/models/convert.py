@@ -121,6 +121,13 @@ def config_with(text: bytes, num_kv_heads: int) -> bytes:
 # ---- what is refused ------------------------------------------------------------------------------------------------
 
 
+_NOT_CONVERTED = {  # family: why
+    "gpt2": "whose format has a key/value head for each query head and no field for another number",
+    "falcon": "whose format has queries, keys and values in one matrix, in an order that the number of heads decides",
+    "deepseek": "whose heads share one latent already",
+}
+
+
 def _open(model: str | Path) -> ModelSource:
     """The folder ``model``, if its format can say how many key/value heads there are."""
     source = open_model(model)
@@ -132,10 +139,11 @@ def _open(model: str | Path) -> ModelSource:
         )
     if not Path(model).expanduser().is_dir():
         raise OptionError(f"{model} is a file; give the folder that holds config.json and the weights")
-    if source.spec.family == "gpt2":
+    why = _NOT_CONVERTED.get(source.spec.family)
+    if why is not None:
         raise UnknownModelError(
-            f"{source.spec.name} is a GPT-2, whose format has a key/value head for each query head and no field for "
-            "another number; accepted: model_type llama, mistral, qwen2, qwen3, gemma3_text"
+            f"{source.spec.name} is of model_type {source.spec.model_type}, {why}; accepted: model_type llama, "
+            "mistral, mixtral, qwen2, qwen3 (with experts, too), gemma3_text, gpt_oss"
         )
     if (folder / "adapter_config.json").is_file():
         raise UnknownModelError(
