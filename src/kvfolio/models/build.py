@@ -3,17 +3,18 @@
 Knows nothing of caches or of what a network computes.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor
 
 from kvfolio.errors import UnknownModelError
-from kvfolio.models.deepseek import DeepseekModel
+from kvfolio.models.deepseek import deepseek
 from kvfolio.models.falcon import FalconModel
 from kvfolio.models.gemma3 import Gemma3Model
 from kvfolio.models.gpt2 import Gpt2Model
-from kvfolio.models.gpt_oss import GptOssModel
-from kvfolio.models.llama import LlamaModel
+from kvfolio.models.gpt_oss import gpt_oss
+from kvfolio.models.llama import llama
 from kvfolio.models.parts import KVView, Ops
 from kvfolio.models.weights import Weights
 from kvfolio.spec.model import RunnableSpec
@@ -34,21 +35,13 @@ class LanguageModel(Protocol):
         ...
 
 
-NETWORKS: dict[
-    str,
-    type[LlamaModel]
-    | type[Gemma3Model]
-    | type[Gpt2Model]
-    | type[FalconModel]
-    | type[DeepseekModel]
-    | type[GptOssModel],
-] = {
-    "llama": LlamaModel,
+NETWORKS: dict[str, Callable[[RunnableSpec, Weights], LanguageModel]] = {
+    "llama": llama,
     "gemma3": Gemma3Model,
     "gpt2": Gpt2Model,
     "falcon": FalconModel,
-    "deepseek": DeepseekModel,
-    "gpt_oss": GptOssModel,
+    "deepseek": deepseek,
+    "gpt_oss": gpt_oss,
 }
 # Stored, but computed here: buffers of older transformers, and GGUF's rotary divisors, which the spec has read.
 UNUSED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", "rope_freqs.weight")

@@ -8,8 +8,9 @@ applied to cached latents.
 import torch
 from torch import Tensor
 
+from kvfolio.models.decoder import Decoder
 from kvfolio.models.experts import feed_forward
-from kvfolio.models.parts import KVView, Linear, Ops, RopeTable, Rotary
+from kvfolio.models.parts import KVView, Linear, Ops, Rotary
 from kvfolio.models.weights import Weights
 from kvfolio.spec.model import RunnableSpec
 from kvfolio.spec.token_layers import LatentAttention
@@ -40,8 +41,8 @@ class LatentHeads:
         return torch.matmul(latents, keys), torch.matmul(latents, values.transpose(1, 2))
 
 
-class DeepseekLayer:
-    """norm → attention → add and norm → MLP or experts. The last addition is left to the next norm."""
+class MultiHeadLatentAttention:
+    """One latent and one rotary key a token, which all heads read."""
 
     def __init__(self, spec: RunnableSpec, weights: Weights, index: int) -> None:
         network, kind = spec.network, spec.layers[index]
@@ -50,12 +51,9 @@ class DeepseekLayer:
         self.kind = kind
         self.plain_width = kind.expanded_k_width - kind.rope_width
         self.attention_scale = network.attention_scale
-        self.norm_eps = network.norm_eps
         self.q_rank = network.q_rank
 
-        hidden, name = network.hidden_size, f"model.layers.{index}"
-        attention = f"{name}.self_attn"
-        self.input_norm = weights.norm_scale(f"{name}.input_layernorm.weight", hidden)  # [hidden] f32
+        hidden, attention = network.hidden_size, f"model.layers.{index}.self_attn"
         down = [f"{attention}.kv_a_proj_with_mqa"]  # to latent and rotary key
         rows = [kind.k_width]
         q_name, q_in = f"{attention}.q_proj", hidden
@@ -81,22 +79,8 @@ class DeepseekLayer:
         self.o = weights.linear(
             [f"{attention}.o_proj"], [hidden], out_rows, network.o_bias
         )  # [hidden, heads * v_width]
-        self.mlp_norm = weights.norm_scale(f"{name}.post_attention_layernorm.weight", hidden)  # [hidden] f32
-        self.mlp = feed_forward(network, weights, index)
 
-    def forward(
-        self, delta: Tensor | None, residual: Tensor, rotary: Rotary, view: KVView, ops: Ops
-    ) -> tuple[Tensor, Tensor]:
-        """(delta, residual), both [num_tokens, hidden]; their sum is the hidden state. No delta: nothing to add yet."""
-        if delta is None:
-            x = ops.rms_norm(residual, self.input_norm, self.norm_eps)
-        else:
-            x, residual = ops.add_rms_norm(delta, residual, self.input_norm, self.norm_eps)
-        delta = self.attention(x, rotary, view, ops)  # [num_tokens, hidden]
-        x, residual = ops.add_rms_norm(delta, residual, self.mlp_norm, self.norm_eps)
-        return self.mlp.forward(x, ops), residual
-
-    def attention(self, x: Tensor, rotary: Rotary, view: KVView, ops: Ops) -> Tensor:
+    def forward(self, x: Tensor, rotary: Rotary, view: KVView, ops: Ops) -> Tensor:
         """x [num_tokens, hidden], normed → [num_tokens, hidden]."""
         kind = self.kind
         lows = self.down.forward(x, ops)  # [num_tokens, q_rank + rank + rope_width]
@@ -118,34 +102,9 @@ class DeepseekLayer:
         return self.o.forward(out.flatten(1), ops)  # of [num_tokens, heads, v_width]
 
 
-class DeepseekModel:
-    """Embedding, layers, final norm, head."""
-
-    def __init__(self, spec: RunnableSpec, weights: Weights) -> None:
-        network = spec.network
-        assert network.rope is not None  # spec/config/deepseek.py always has one
-        vocab, hidden = network.vocab_size, network.hidden_size
-        self.spec = spec
-        self.embedding = weights.get("model.embed_tokens.weight", (vocab, hidden))  # [vocab, hidden]
-        self.layers = [DeepseekLayer(spec, weights, index) for index in range(len(spec.layers))]
-        self.norm = weights.norm_scale("model.norm.weight", hidden)  # [hidden] f32
-        self.head = (  # [vocab, hidden]
-            self.embedding if network.tie_embeddings else weights.get("lm_head.weight", (vocab, hidden))
-        )
-        self.rope = RopeTable(network.rope, weights.device)
-        self.weight_bytes = weights.delivered_bytes
-
-    def forward(self, token_ids: Tensor, positions: Tensor, view: KVView, ops: Ops, rows: Tensor) -> Tensor:
-        """token_ids, positions [num_tokens], rows [num_rows] → logits [num_rows, vocab] of the compute dtype."""
-        rotary = self.rope.at(positions)
-        delta, residual = None, self.embedding[token_ids]  # [num_tokens, hidden]
-        for layer in self.layers:
-            delta, residual = layer.forward(delta, residual, rotary, view, ops)
-        assert delta is not None
-        x, _ = ops.add_rms_norm(
-            delta[rows], residual[rows], self.norm, self.spec.network.norm_eps
-        )  # [num_rows, hidden]
-        return ops.linear(x, self.head)
+def deepseek(spec: RunnableSpec, weights: Weights) -> Decoder:
+    """The network of a spec of this family."""
+    return Decoder(spec, weights, MultiHeadLatentAttention, feed_forward)
 
 
 def halves(x: Tensor, axis: int) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvfolio.models.parts import Linear, Ops
 from kvfolio.models.weights import Weights
-from kvfolio.spec.model import Experts, Network
+from kvfolio.spec.model import Experts, Network, RunnableSpec
 
 # Below any sum of scores that counts; keeps a row whose chosen scores are all 0 from dividing by it. As in DeepSeek-V3.
 _LEAST_SUM = 1e-20
@@ -114,9 +114,9 @@ def dense(network: Network, weights: Weights, name: str, width: int) -> GatedMlp
     return GatedMlp(gate_up, down, network.activation)
 
 
-def feed_forward(network: Network, weights: Weights, index: int) -> GatedMlp | SparseMlp:
+def feed_forward(spec: RunnableSpec, weights: Weights, index: int) -> GatedMlp | SparseMlp:
     """What follows attention in layer ``index``: experts where the network has them there."""
-    name, experts = f"model.layers.{index}.mlp", network.experts
+    network, name, experts = spec.network, f"model.layers.{index}.mlp", spec.network.experts
     if experts is not None and index in experts.layers:
         return SparseMlp(network, experts, weights, name)
     return dense(network, weights, name, network.intermediate_size)

@@ -6,17 +6,19 @@ Knows nothing of caches, files or kernels: weights come by name, memory through 
 import torch
 from torch import Tensor
 
-from kvfolio.errors import UnknownModelError
-from kvfolio.models.parts import KVView, Ops, RopeTable, Rotary
+from kvfolio.models.decoder import Decoder
+from kvfolio.models.parts import KVView, Ops, Rotary
 from kvfolio.models.weights import Weights
 from kvfolio.spec.config.gpt_oss import SWIGLU_ALPHA, SWIGLU_LIMIT
-from kvfolio.spec.model import Experts, RunnableSpec
+from kvfolio.spec.model import RunnableSpec
 
 
 class GptOssExperts:
     """A router, and the gated products that it chooses among: in every row the ``per_token`` of highest logit."""
 
-    def __init__(self, experts: Experts, hidden: int, weights: Weights, name: str) -> None:
+    def __init__(self, spec: RunnableSpec, weights: Weights, index: int) -> None:
+        experts, hidden, name = spec.network.experts, spec.network.hidden_size, f"model.layers.{index}.mlp"
+        assert experts is not None  # spec/config/gpt_oss.py always has some
         count, width = experts.num_experts, experts.width
         self.per_token = experts.per_token
         self.router = weights.linear([f"{name}.router"], [count], hidden, bias=True)  # [count, hidden]
@@ -54,43 +56,27 @@ class GptOssExperts:
         return ops.gated(pair, "silu").to(gate_up.dtype)
 
 
-class GptOssLayer:
-    """norm → attention → add and norm → experts. The last addition is left to the next norm."""
+class GptOssAttention:
+    """Grouped heads with biases, and a sink logit for each query head."""
 
-    def __init__(self, spec: RunnableSpec, experts: Experts, weights: Weights, index: int) -> None:
+    def __init__(self, spec: RunnableSpec, weights: Weights, index: int) -> None:
         network, kind = spec.network, spec.layers[index]
         self.index = index
         self.num_q_heads = network.num_q_heads
         self.num_kv_heads = kind.num_kv_heads
         self.head_width = kind.k_width
         self.attention_scale = network.attention_scale
-        self.norm_eps = network.norm_eps
 
         hidden = network.hidden_size
         q_rows, kv_rows = self.num_q_heads * self.head_width, self.num_kv_heads * self.head_width
         name = f"model.layers.{index}"
-        self.input_norm = weights.norm_scale(f"{name}.input_layernorm.weight", hidden)  # [hidden] f32
         self.qkv = weights.linear(  # [q_rows + 2 * kv_rows, hidden]
             [f"{name}.self_attn.{part}_proj" for part in "qkv"], [q_rows, kv_rows, kv_rows], hidden, network.qkv_bias
         )
         self.sink_logits = weights.get(f"{name}.self_attn.sinks", (self.num_q_heads,), torch.float32)  # [num_q_heads]
         self.o = weights.linear([f"{name}.self_attn.o_proj"], [hidden], q_rows, network.o_bias)  # [hidden, q_rows]
-        self.mlp_norm = weights.norm_scale(f"{name}.post_attention_layernorm.weight", hidden)  # [hidden] f32
-        self.experts = GptOssExperts(experts, hidden, weights, f"{name}.mlp")
 
-    def forward(
-        self, delta: Tensor | None, residual: Tensor, rotary: Rotary, view: KVView, ops: Ops
-    ) -> tuple[Tensor, Tensor]:
-        """(delta, residual), both [num_tokens, hidden]; their sum is the hidden state. No delta: nothing to add yet."""
-        if delta is None:
-            x = ops.rms_norm(residual, self.input_norm, self.norm_eps)
-        else:
-            x, residual = ops.add_rms_norm(delta, residual, self.input_norm, self.norm_eps)
-        delta = self.attention(x, rotary, view, ops)  # [num_tokens, hidden]
-        x, residual = ops.add_rms_norm(delta, residual, self.mlp_norm, self.norm_eps)
-        return self.experts.forward(x, ops), residual
-
-    def attention(self, x: Tensor, rotary: Rotary, view: KVView, ops: Ops) -> Tensor:
+    def forward(self, x: Tensor, rotary: Rotary, view: KVView, ops: Ops) -> Tensor:
         """x [num_tokens, hidden], normed → [num_tokens, hidden]."""
         num_q, num_kv = self.num_q_heads, self.num_kv_heads
         heads = self.qkv.forward(x, ops).view(-1, num_q + 2 * num_kv, self.head_width)  # [num_tokens, q | k | v, width]
@@ -101,34 +87,6 @@ class GptOssLayer:
         return self.o.forward(out.reshape(-1, num_q * self.head_width), ops)
 
 
-class GptOssModel:
-    """Embedding, layers, final norm, head."""
-
-    def __init__(self, spec: RunnableSpec, weights: Weights) -> None:
-        network = spec.network
-        if network.rope is None or network.experts is None:
-            raise UnknownModelError(
-                f"{spec.name}: a network of the family gpt_oss needs rotary positions and experts, one is not given"
-            )
-        vocab, hidden = network.vocab_size, network.hidden_size
-        self.spec = spec
-        self.embedding = weights.get("model.embed_tokens.weight", (vocab, hidden))  # [vocab, hidden]
-        self.layers = [GptOssLayer(spec, network.experts, weights, index) for index in range(len(spec.layers))]
-        self.norm = weights.norm_scale("model.norm.weight", hidden)  # [hidden] f32
-        self.head = (  # [vocab, hidden]
-            self.embedding if network.tie_embeddings else weights.get("lm_head.weight", (vocab, hidden))
-        )
-        self.rope = RopeTable(network.rope, weights.device)
-        self.weight_bytes = weights.delivered_bytes
-
-    def forward(self, token_ids: Tensor, positions: Tensor, view: KVView, ops: Ops, rows: Tensor) -> Tensor:
-        """token_ids, positions [num_tokens], rows [num_rows] → logits [num_rows, vocab] of the compute dtype."""
-        rotary = self.rope.at(positions)
-        delta, residual = None, self.embedding[token_ids]  # [num_tokens, hidden]
-        for layer in self.layers:
-            delta, residual = layer.forward(delta, residual, rotary, view, ops)
-        assert delta is not None
-        x, _ = ops.add_rms_norm(
-            delta[rows], residual[rows], self.norm, self.spec.network.norm_eps
-        )  # [num_rows, hidden]
-        return ops.linear(x, self.head)
+def gpt_oss(spec: RunnableSpec, weights: Weights) -> Decoder:
+    """The network of a spec of this family."""
+    return Decoder(spec, weights, GptOssAttention, GptOssExperts)
