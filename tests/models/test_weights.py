@@ -214,6 +214,55 @@ def test_a_stored_copy_of_tied_embeddings_is_left_in_the_file(tiny_model: TinyMo
     assert tied.weight_bytes == built(open_model(tiny_model("llama-tied").folder)).weight_bytes
 
 
+def test_a_stored_head_that_differs_from_the_embeddings_it_is_tied_to_is_refused(
+    tiny_model: TinyModels, tmp_path: Path
+) -> None:
+    def add_other(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] * 2
+
+    message = refusal(lambda: built(rewritten(tiny_model("llama-tied"), tmp_path, add_other)))
+    assert "an lm_head.weight that differs" in message and "tie_word_embeddings" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "stored", "second"),
+    [
+        (
+            "mixtral",
+            "model.layers.1.block_sparse_moe.experts.2.w1.weight",
+            "model.layers.1.mlp.experts.2.gate_proj.weight",
+        ),
+        (
+            "qwen2-moe",
+            "model.layers.1.mlp.shared_expert.up_proj.weight",
+            "model.layers.1.mlp.shared_experts.up_proj.weight",
+        ),
+        ("falcon-7b", "transformer.h.1.mlp.dense_4h_to_h.weight", "h.1.mlp.dense_4h_to_h.weight"),
+    ],
+)
+def test_two_tensors_for_one_place_are_refused_by_both_names(
+    name: str, stored: str, second: str, tiny_model: TinyModels, tmp_path: Path
+) -> None:
+    def add_second(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[second] = tensors[stored] + 1
+
+    message = refusal(lambda: built(rewritten(tiny_model(name), tmp_path, add_second)))
+    assert repr(stored) in message and repr(second) in message
+
+
+def test_a_layer_behind_the_last_may_stay_only_if_it_guesses_tokens(tiny_model: TinyModels, tmp_path: Path) -> None:
+    def add_layer(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["model.layers.3.input_layernorm.weight"] = torch.ones(64)
+
+    def add_guessing(tensors: dict[str, torch.Tensor]) -> None:
+        add_layer(tensors)
+        tensors["model.layers.3.eh_proj.weight"] = torch.ones(64, 128)
+
+    message = refusal(lambda: built(rewritten(tiny_model("deepseek-v3"), tmp_path, add_layer)))
+    assert "'model.layers.3.input_layernorm.weight'" in message
+    assert built(rewritten(tiny_model("deepseek-v3"), tmp_path, add_guessing)).weight_bytes > 0
+
+
 # ---- what is refused ------------------------------------------------------------------------------------------------
 
 

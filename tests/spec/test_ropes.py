@@ -86,6 +86,27 @@ def test_the_llama_family_may_nest_them_too() -> None:
     assert (windowed.rope, windowed.rope_local) == (Rope(3e4, 128), None)
 
 
+def test_parameters_that_would_be_read_for_no_kind_of_layer_are_refused() -> None:
+    both = {"rope_type": "yarn", "factor": 4.0, "full_attention": {"rope_type": "default"}}
+    with pytest.raises(BrokenModelError, match="factor stands beside entries"):
+        read(QWEN3_06B, rope_parameters=both)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"beta_slow": 32.0}, "beta_slow is 32.0.*below beta_fast"),
+        ({"beta_fast": 0.5}, "beta_slow is 1.0.*below beta_fast, which is 0.5"),
+        ({"original_max_position_embeddings": 6}, "original_max_position_embeddings is 6.*7 or more"),
+        ({"truncate": None}, "truncate is None.*true or false"),
+    ],
+)
+def test_a_yarn_without_a_ramp_is_refused(changes: Config, message: str) -> None:
+    yarn = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 4096}
+    with pytest.raises(BrokenModelError, match=message):
+        read(QWEN3_06B, rope_parameters=yarn | changes)
+
+
 @pytest.mark.parametrize("entry", [{}, {"full_attention": None}])
 def test_a_kind_of_layer_without_an_entry_is_named(entry: Config) -> None:
     with pytest.raises(BrokenModelError, match="rope_parameters: full_attention is missing"):

@@ -35,6 +35,8 @@ def test_a_latent_layer_is_read_in_full() -> None:
         ({"qk_nope_head_dim": 0}, "without positions"),
         ({"qk_rope_head_dim": 63}, "even number"),
         ({"rope_interleave": False}, "always rotates neighbours"),
+        ({"rope_interleave": None}, "rope_interleave is None.*true or false"),
+        ({"head_dim": 128}, "head_dim is 128.*rotary key's width, 64"),
         ({"mlp_bias": True}, "mlp_bias"),
         ({"sliding_window": 4096}, "sliding_window"),
         ({"kv_lora_rank": 0}, "kv_lora_rank"),

@@ -21,7 +21,8 @@ _PAPER = "GQA, arXiv 2305.13245"
 
 def convert(
     model: Annotated[
-        Path, typer.Argument(help="Hugging Face folder of type llama, mistral, qwen2, qwen3, gemma3_text.")
+        Path,
+        typer.Argument(help="Hugging Face folder of type llama, mistral, mixtral, qwen2, qwen3, gemma3_text, gpt_oss."),
     ],
     out: Annotated[Path, typer.Argument(help="Folder to write; it must not exist, or be empty.")],
     kv_heads: Annotated[

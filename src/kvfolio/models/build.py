@@ -6,9 +6,10 @@ Knows nothing of caches or of what a network computes.
 from collections.abc import Callable
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
-from kvfolio.errors import UnknownModelError
+from kvfolio.errors import BrokenModelError, UnknownModelError
 from kvfolio.models.deepseek import deepseek
 from kvfolio.models.falcon import FalconModel
 from kvfolio.models.gemma3 import Gemma3Model
@@ -35,7 +36,13 @@ class LanguageModel(Protocol):
         ...
 
 
-NETWORKS: dict[str, Callable[[RunnableSpec, Weights], LanguageModel]] = {
+class _WithHead(LanguageModel, Protocol):
+    """A network as it is built here."""
+
+    head: Tensor  # [vocab_size, hidden], of the last product
+
+
+NETWORKS: dict[str, Callable[[RunnableSpec, Weights], _WithHead]] = {
     "llama": llama,
     "gemma3": Gemma3Model,
     "gpt2": Gpt2Model,
@@ -43,6 +50,7 @@ NETWORKS: dict[str, Callable[[RunnableSpec, Weights], LanguageModel]] = {
     "deepseek": deepseek,
     "gpt_oss": gpt_oss,
 }
+HEAD = "lm_head.weight"
 # Stored, but computed here: buffers of older transformers, and GGUF's rotary divisors, which the spec has read.
 UNUSED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", "rope_freqs.weight")
 
@@ -58,11 +66,23 @@ def build_model(spec: RunnableSpec, weights: Weights) -> LanguageModel:
             f"no network runs the family {spec.family!r} of {spec.name}; known: {', '.join(NETWORKS)}"
         )
     model = NETWORKS[spec.family](spec, weights)
-    guessing = f"model.layers.{len(spec.layers)}."  # the layer behind the last guesses further tokens (MTP)
+    guessing = f"model.layers.{len(spec.layers)}."  # DeepSeek's layer behind the last, which guesses further tokens
+    has_guessing = spec.family == "deepseek" and weights.has(f"{guessing}eh_proj.weight")
 
     def may_stay(name: str) -> bool:
-        tied_copy = name == "lm_head.weight" and spec.network.tie_embeddings
-        return tied_copy or name.endswith(UNUSED) or (spec.family == "deepseek" and name.startswith(guessing))
+        return name.endswith(UNUSED) or (has_guessing and name.startswith(guessing))
 
+    if spec.network.tie_embeddings and weights.has(HEAD):
+        _check_copy(model, weights)
     weights.refuse_unread(may_stay)
     return model
+
+
+def _check_copy(model: _WithHead, weights: Weights) -> None:
+    """Raise BrokenModelError where a head is stored beside the embeddings that the config makes it, and is another."""
+    stored = weights.get(HEAD, tuple(model.head.shape))
+    if not stored.is_meta and not torch.equal(stored, model.head):
+        raise BrokenModelError(
+            f"{model.spec.name}: the config ties the output to the embeddings, and the file holds an {HEAD} that "
+            "differs from them; set tie_word_embeddings to false, or remove that tensor"
+        )

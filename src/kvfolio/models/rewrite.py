@@ -113,6 +113,8 @@ def free_place(out: str | Path) -> Path:
         is_taken = target.exists() and (not target.is_dir() or any(target.iterdir()))
     except (OSError, ValueError, RuntimeError) as error:  # ValueError: a NUL in the name; RuntimeError: a ring of links
         raise _unwritable(Path(out), error) from error
+    if target.is_mount():
+        raise OptionError(f"{out} is a mount point, and a folder is renamed into place; give a new name inside it")
     if is_taken:
         raise OptionError(f"{out} is there already and is no empty folder; give a new name, or remove it first")
     return target

@@ -86,6 +86,10 @@ class Weights:
         self._read_into(name, scale)
         return self._deliver(scale + self._source.norm_offset)
 
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor of this name."""
+        return name in self._source.shapes
+
     def refuse_unread(self, may_stay: Callable[[str], bool]) -> None:
         """Raise BrokenModelError if the files hold a tensor that the network never asked for.
 

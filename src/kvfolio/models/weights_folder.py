@@ -52,12 +52,13 @@ class FolderTensors:
         self.where = folder
         self.norm_offset = 1.0 if spec.family == "gemma3" else 0.0
         self._turned = TURNED.get(spec.family, ())
-        self._stored = {
-            name: part
-            for line in read_headers(folder)
-            for name, part in parts(spelling(line.key, spec.family), line, spec.family)
-        }
+        self._stored: dict[str, StoredTensor] = {}
+        for line in read_headers(folder):
+            for name, part in parts(spelling(line.key, spec.family), line, spec.family):
+                _refuse_two(self._stored.setdefault(name, part), part)
         self._packed = take_packed(self._stored) if spec.family == "gpt_oss" else {}
+        for name in self._packed.keys() & self._stored.keys():
+            _refuse_two(self._packed[name][0], self._stored[name])
         self._open: dict[Path, Any] = {}  # safetensors handles; each keeps its file mapped
         self.shapes = {
             name: (*line.shape[:-2], *line.shape[:-3:-1]) if name.endswith(self._turned) else line.shape
@@ -126,6 +127,15 @@ def parts(name: str, line: StoredTensor, family: str) -> Iterator[tuple[str, Sto
         for place, one in enumerate(names):
             part = replace(line, shape=(rows, width), part=(expert, place * rows))
             yield f"{stem}.experts.{expert}.{one}.weight", part
+
+
+def _refuse_two(one: StoredTensor, other: StoredTensor) -> None:
+    """Raise BrokenModelError where two stored tensors claim one place."""
+    if one is not other:
+        raise BrokenModelError(
+            f"{other.file}: tensor {other.key!r} has the place of {one.key!r} in {one.file.name}; "
+            "remove the one that is not meant"
+        )
 
 
 def take_packed(stored: dict[str, StoredTensor]) -> dict[str, tuple[StoredTensor, StoredTensor]]:

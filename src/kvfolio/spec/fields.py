@@ -117,6 +117,12 @@ class Fields:
             raise self.wrong(name, value, "true or false")
         return value
 
+    def stated_flag(self, name: str, default: bool) -> bool:
+        """As ``flag``, but a null is refused: transformers takes it for false, whatever an absent one means."""
+        if self.names(name) and self.get(name) is None:
+            raise self.wrong(name, None, "true or false, or no such field")
+        return self.flag(name, default)
+
     def text(self, *names: str) -> str | None:
         """The text under the first of ``names`` that is set; None when none is."""
         name, value = self._first(names)

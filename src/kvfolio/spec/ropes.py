@@ -52,6 +52,12 @@ def ropes_from_config(
     parameters = fields.child("rope_scaling") or fields.child("rope_parameters")
     if parameters is None or not (parameters.names(FULL) or parameters.names(SLIDING)):
         return _rope(fields, parameters, width, max_positions), None
+    flat = sorted(_KNOWN_KEYS.intersection(parameters.values))
+    if flat:
+        raise BrokenModelError(
+            f"{parameters.where}: {flat[0]} stands beside entries for kinds of layers ({FULL}, {SLIDING}), and would "
+            "be read for none; put it into them, or remove them"
+        )
     by_kind: dict[str, Rope] = {}
     for kind in dict.fromkeys(FULL if layer.window is None else SLIDING for layer in layers):
         if parameters.get(kind) is None:
@@ -187,16 +193,23 @@ def _yarn(parameters: Fields, rope: Rope, max_positions: int) -> Rope:
     elif parameters.get("mscale") and parameters.get("mscale_all_dim"):
         top, bottom = parameters.number("mscale"), parameters.number("mscale_all_dim")
         magnitude = _yarn_magnitude(factor, top) / _yarn_magnitude(factor, bottom)
+    fast, slow = parameters.number("beta_fast", default=32.0), parameters.number("beta_slow", default=1.0)
+    if slow >= fast:
+        raise parameters.wrong("beta_slow", slow, f"a number below beta_fast, which is {fast:g}")
+    if rope.original_context < 2 * math.pi * slow:
+        raise parameters.wrong(
+            "original_max_position_embeddings", rope.original_context, f"{math.ceil(2 * math.pi * slow)} or more tokens"
+        )
     return Rope(
         rope.base,
         rope.width,
         "yarn",
         factor,
         rope.original_context,
-        beta_fast=parameters.number("beta_fast", default=32.0),
-        beta_slow=parameters.number("beta_slow", default=1.0),
+        beta_fast=fast,
+        beta_slow=slow,
         attention_factor=magnitude,
-        truncate=parameters.flag("truncate", True),
+        truncate=parameters.stated_flag("truncate", True),
     )
 
 

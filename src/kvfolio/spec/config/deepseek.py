@@ -25,7 +25,10 @@ def deepseek_network(
     kv_heads = fields.integer("num_key_value_heads", default=kind.num_heads)
     if kv_heads != kind.num_heads:
         raise fields.wrong("num_key_value_heads", kv_heads, f"as many as query heads, {kind.num_heads}, or null")
-    in_pairs = fields.flag("rope_interleave", True)
+    head_dim = fields.integer("head_dim", default=kind.rope_width)
+    if head_dim != kind.rope_width:
+        raise fields.wrong("head_dim", head_dim, f"the rotary key's width, {kind.rope_width}, or no such field")
+    in_pairs = fields.stated_flag("rope_interleave", True)
     if model_type == "deepseek_v2" and not in_pairs:
         raise fields.wrong("rope_interleave", False, "true or absent: deepseek_v2 always rotates neighbours")
     rope, local = ropes_from_config(fields, kind.rope_width, fields.integer("max_position_embeddings"), layers)

@@ -103,7 +103,7 @@ def _deepseek(fields: Fields, model_type: str, num_layers: int) -> Experts:
 def _normalises(fields: Fields, usual: bool) -> bool:
     if fields.get("norm_topk_prob") is None:
         fields.note(f"norm_topk_prob is absent: {usual} assumed, the default of transformers' class")
-    return fields.flag("norm_topk_prob", usual)
+    return fields.stated_flag("norm_topk_prob", usual)
 
 
 def _num_experts(fields: Fields) -> int:

@@ -72,7 +72,7 @@ def falcon_network(fields: Fields, layers: Sequence[PagedLayer], activation: str
 
 def _layer_form(fields: Fields) -> tuple[bool, int]:
     """(whether attention and feed-forward part read the layer's input side by side, norms in front of them)."""
-    is_parallel = fields.flag("parallel_attn", True)
+    is_parallel = fields.stated_flag("parallel_attn", True)
     num_norms = fields.integer("num_ln_in_parallel_attn", default=0, low=0)
     if fields.flag("new_decoder_architecture", False):
         if not is_parallel:

@@ -49,7 +49,7 @@ def gpt_oss_network(fields: Fields, layers: Sequence[PagedLayer]) -> tuple[Netwo
         raise UnknownModelError(f"{fields.where}: attention_bias is False; known for gpt_oss: true")
     if fields.text("hidden_act") not in (None, "silu"):
         raise UnknownModelError(f"{fields.where}: hidden_act is {show(fields.get('hidden_act'))}; known: silu")
-    parameters = fields.child("rope_parameters") or fields.child("rope_scaling")
+    parameters = fields.child("rope_scaling") or fields.child("rope_parameters")
     if parameters is None:  # the class would take those of one checkpoint
         raise fields.missing("rope_parameters")
     if parameters.get("rope_theta") is None and fields.get("rope_theta") is None:

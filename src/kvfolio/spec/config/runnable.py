@@ -55,7 +55,7 @@ _REQUIRED = {
     "mistral": ("num_hidden_layers", "num_key_value_heads"),
     "qwen2": ("num_hidden_layers", "num_key_value_heads"),
     "qwen3": ("num_hidden_layers", "num_key_value_heads"),
-    "mixtral": ("num_hidden_layers", "num_key_value_heads"),
+    "mixtral": ("num_hidden_layers", "num_key_value_heads", "rms_norm_eps"),
     "qwen2_moe": ("num_hidden_layers", "num_key_value_heads"),
     "qwen3_moe": ("num_hidden_layers", "num_key_value_heads"),
     "gemma3_text": ("num_hidden_layers", "num_key_value_heads", "sliding_window"),
@@ -130,9 +130,18 @@ def _model_type(fields: Fields) -> str:
     return model_type
 
 
+def _check_mixtral(fields: Fields) -> None:
+    """Raise BrokenModelError without a rotary base: the class's own is that of one checkpoint."""
+    parameters = fields.child("rope_scaling") or fields.child("rope_parameters")
+    if fields.get("rope_theta") is None and (parameters is None or parameters.get("rope_theta") is None):
+        raise fields.missing("rope_theta")
+
+
 def _rotary(fields: Fields, model_type: str) -> RunnableSpec:
     """A model of the llama or gemma3 family."""
     gemma = model_type == "gemma3_text"
+    if model_type == "mixtral":
+        _check_mixtral(fields)
     hidden_size, num_q_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     layers = _layers(fields, model_type)
     head_width = layers[0].k_width
