@@ -59,7 +59,7 @@ def main() -> None:
         for name, llm in llms.items():
             times[name].append(seconds_a_token(llm, prompt))
     bandwidth = read_bandwidth(first.device)
-    weights = weight_bytes_read(first.spec, "bf16")
+    weights = weight_bytes_read(first.spec, "bf16", 1)
     rows = []
     for name, llm in llms.items():
         cache = llm.layout.bytes_read(args.context, args.context + 1)

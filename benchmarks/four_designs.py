@@ -242,11 +242,17 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="the table as JSON on the last line")
     args = parser.parse_args()
     started = time.perf_counter()
+    missing = [str(path) for path in args.text if not path.is_file()]
+    if args.eval_only is not None:
+        missing += [str(args.eval_only / one) for one in args.designs if not (args.eval_only / one).is_dir()]
+    if missing:
+        parser.error(f"{', '.join(missing)}: not there; give files, and the designs that are in the folder (--designs)")
     text = read_text(args.text)
     least = round(WINDOW / HELD_SHARE)
     if len(text.held) < WINDOW:
         parser.error(f"the text is too short to hold out a window of {WINDOW} bytes; give {least:,} bytes or more")
-    print(f"{', '.join(text.names)}: {len(text.trained):,} bytes to train on, {len(text.held):,} held out", flush=True)
+    print(f"{', '.join(text.names)}, SHA-256 {text.sha256}:")
+    print(f"{len(text.trained):,} bytes to train on, {len(text.held):,} held out", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         out = args.eval_only or args.out or Path(folder)
         training: Training | None = None

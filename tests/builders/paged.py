@@ -82,6 +82,23 @@ class PoisonedCache:
         return self.ops.attend(plan, self._memory, step.q, step.k, step.v, self.geometry.k_width**-0.5, sink_logits)
 
 
+class SinkCache(PoisonedCache):
+    """With a pool of exact first blocks, of which each layer's part begins in the middle, too."""
+
+    def __init__(self, ops: Ops, geometry: LayerGeometry, num_blocks: int, num_sinks: int) -> None:
+        super().__init__(ops, geometry, num_blocks, 1)
+        exact = geometry.layer_bytes(geometry.exact)
+        self.sinks = torch.full((num_sinks, 2 * exact), 0xFF, dtype=torch.uint8)
+        sealed = self._memory
+        self._memory = LayerMemory(
+            sealed.sealed, sealed.sealed_offset, sealed.open, sealed.open_offset, self.sinks, exact
+        )
+
+    @property
+    def pools(self) -> tuple[Tensor, ...]:
+        return self.sealed, self.open, self.sinks
+
+
 @dataclass(frozen=True)
 class Step:
     """The chunks of one step, and the queries, keys and values of their tokens in the same order."""

@@ -3,9 +3,11 @@
 Knows nothing of networks: projections are random.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
-from paged import PoisonedCache, geometry_of, grant_chunk, layout_for, text_of
+from paged import SinkCache, geometry_of, grant_chunk, layout_for, text_of
 from torch import Tensor
 
 from kvfolio.cache.holding import SequenceId
@@ -32,10 +34,10 @@ class Projections:
 
 
 @pytest.mark.parametrize("ops_name", OPS)
-@pytest.mark.parametrize("most_numbers", [1 << 26, 4000])
+@pytest.mark.parametrize(("most_numbers", "num_sinks"), [(1 << 26, 0), (1 << 26, 2), (4000, 1)])
 @pytest.mark.parametrize("stored", ["f32", "int8", "int4", "bf16/int3", "fp8"])
 def test_expanded_attention_is_absorbed_attention(
-    ops_name: str, stored: str, most_numbers: int, monkeypatch: pytest.MonkeyPatch
+    ops_name: str, stored: str, most_numbers: int, num_sinks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(expanded, "_MOST_NUMBERS", most_numbers)  # few: one head at a time
     geometry = geometry_of(stored, "f32", (6, 1), (40, 32), 16, latent=True)
@@ -43,11 +45,12 @@ def test_expanded_attention_is_absorbed_attention(
     projections = Projections(6, 12, 20, 32)
     text = text_of(geometry, 90, seed=1)
     plain, turned = torch.randn(90, 6, 12, generator=torch.Generator().manual_seed(2)), text.q[:, :, 32:]
-    caches = [PoisonedCache(exact, geometry, 6, 1) for _ in "ae"]
+    caches = [SinkCache(exact, geometry, 6, num_sinks) for _ in "ae"]
     ledger = Ledger(layout_for(geometry, 6, 1))
     ledger.admit(SequenceId(0))
     for num_tokens in (20, 1, 45, 24):
         chunk = grant_chunk(ledger, SequenceId(0), num_tokens)
+        chunk = replace(chunk, sinks=tuple(range(num_sinks))[: chunk.stop // 16])
         rows = slice(chunk.start, chunk.stop)
         absorbed = torch.einsum("nhp,hrp->nhr", plain[rows], projections.keys)
         q = torch.cat((absorbed, turned[rows]), dim=-1)
@@ -57,6 +60,6 @@ def test_expanded_attention_is_absorbed_attention(
         whole = torch.cat((plain[rows], turned[rows]), dim=-1)
         found = expanded.attend_expanded(ops, geometry, chunk, caches[1]._memory, whole, text.k[rows], projections, 0.3)
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
-        for pool in ("sealed", "open"):
-            assert torch.equal(getattr(caches[0], pool), getattr(caches[1], pool))
+        for mine, other in zip(caches[0].pools, caches[1].pools, strict=True):
+            assert torch.equal(mine, other)
         ledger.commit(SequenceId(0))

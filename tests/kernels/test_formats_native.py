@@ -7,12 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paged import PoisonedCache, Step, geometry_of
+from paged import PoisonedCache, SinkCache, Step, geometry_of
 from torch import Tensor
 
 from kvfolio.kernels.codec import TORCH_DTYPES
 from kvfolio.kernels.reference import ReferenceOps
-from kvfolio.kernels.shapes import ChunkBlocks, LayerGeometry, LayerMemory
+from kvfolio.kernels.shapes import ChunkBlocks
 from kvfolio.spec.formats import FORMAT_NAMES
 
 native = pytest.importorskip(
@@ -77,23 +77,6 @@ def test_any_block_is_stored_bit_for_bit_and_read_to_the_same_answer(data: st.Da
         atol, rtol = TOLERANCES[exact]
         largest = float(expected.abs().max())
         torch.testing.assert_close(found, expected, atol=atol * max(1.0, largest), rtol=rtol)
-
-
-class SinkCache(PoisonedCache):
-    """With a pool of exact first blocks, of which each layer's part begins in the middle, too."""
-
-    def __init__(self, ops: object, geometry: LayerGeometry, num_blocks: int, num_sinks: int) -> None:
-        super().__init__(ops, geometry, num_blocks, 1)  # type: ignore[arg-type]
-        exact = geometry.layer_bytes(geometry.exact)
-        self.sinks = torch.full((num_sinks, 2 * exact), 0xFF, dtype=torch.uint8)
-        sealed = self._memory
-        self._memory = LayerMemory(
-            sealed.sealed, sealed.sealed_offset, sealed.open, sealed.open_offset, self.sinks, exact
-        )
-
-    @property
-    def pools(self) -> tuple[Tensor, ...]:
-        return self.sealed, self.open, self.sinks
 
 
 @pytest.mark.parametrize("name", [*FORMAT_NAMES, *VARIANTS, "int8-channel"])

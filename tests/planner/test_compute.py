@@ -1,5 +1,7 @@
 """FLOPs and bytes: every formula against a loop that counts one product at a time, and against the textbook."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +17,7 @@ from kvfolio.planner.compute import (
 )
 from kvfolio.planner.memory import CacheOptions, plan_cache
 from kvfolio.spec.layers import FullAttention, SlidingWindow
-from kvfolio.spec.model import Network, RunnableSpec
+from kvfolio.spec.model import Network, RunnableSpec, WeightCount
 
 NETWORK = Network(8, 4, 16, 50, 1e-5, "silu", 1.0)
 
@@ -68,8 +70,18 @@ def test_weights_cost_two_each_and_a_table_that_is_only_looked_up_nothing() -> N
 def test_weights_take_their_bytes_and_a_step_reads_all_but_the_looked_up_table() -> None:
     assert weight_bytes(model(), "bf16") == 2000
     assert weight_bytes(model(), "f32") == 4000
-    assert weight_bytes_read(model(tied=True), "bf16") == 2000
-    assert weight_bytes_read(model(tied=False), "bf16") == 2 * 600
+    assert weight_bytes_read(model(tied=True), "bf16", 1) == 2000
+    assert weight_bytes_read(model(tied=False), "bf16", 7) == 2 * 600
+
+
+def test_experts_that_no_token_chose_cost_nothing_and_are_not_read() -> None:
+    """10 experts of 60 weights each, 2 for a token, beside 400 weights for all tokens."""
+    count = WeightCount(1000, 400 + 2 * 60, 2000, "config", 600, 10, 2, 1200)
+    spec = replace(model(tied=True), weights=count)
+    assert weight_flops(spec) == 2 * 520
+    assert weight_bytes_read(spec, "bf16", 1) == 2 * 520
+    assert weight_bytes_read(spec, "bf16", 2) == 2 * (400 + round(600 * (1 - 0.8**2)))
+    assert weight_bytes_read(spec, "bf16", 1000) == 2000
 
 
 @settings(max_examples=60, deadline=None)

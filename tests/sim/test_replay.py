@@ -246,7 +246,7 @@ def test_the_roofline_counts_what_the_planner_counts(
         for start, num_tokens in chunks
         for position in range(start, start + num_tokens)
     )
-    num_bytes = weight_bytes_read(spec, "f32")
+    num_bytes = weight_bytes_read(spec, "f32", 1)
     for group in spec.groups():
         for start, num_tokens in chunks:
             needed = {
@@ -264,8 +264,8 @@ def test_a_decode_step_reads_the_weights_once_and_each_cache_in_full() -> None:
     spec = spec_of((None, 2), (8, 3))
     layout = layout_of((None, 2), (8, 3))
     seconds = roofline_step_time(spec, layout, 1.0, 1e30)(step_of((5, 1), (30, 1)))
-    assert seconds == weight_bytes_read(spec, "f32") + 8 * (2 * 6 + 3 * 6 + 2 * 31 + 3 * 8)
-    assert seconds == weight_bytes_read(spec, "f32") + layout.bytes_read(5, 6) + layout.bytes_read(30, 31)
+    assert seconds == weight_bytes_read(spec, "f32", 1) + 8 * (2 * 6 + 3 * 6 + 2 * 31 + 3 * 8)
+    assert seconds == weight_bytes_read(spec, "f32", 1) + layout.bytes_read(5, 6) + layout.bytes_read(30, 31)
 
 
 def test_sinks_are_read_as_they_lie_and_cost_no_arithmetic() -> None:
@@ -273,7 +273,7 @@ def test_sinks_are_read_as_they_lie_and_cost_no_arithmetic() -> None:
     spec = runnable((layer, layer), spec_of((None, 1)).network, max_context=64)
     plain, sinks = (plan_cache(spec, "f32", CacheOptions(1 << 20, 4, "int8", sink_blocks=count)) for count in (0, 2))
     step, exact, stored = step_of((5, 1), (30, 3)), 2 * 128, 2 * 40  # bytes of a token in both layers
-    weights = weight_bytes_read(spec, "f32")
+    weights = weight_bytes_read(spec, "f32", 1)
     assert roofline_step_time(spec, plain, 1.0, 1e30)(step) == weights + stored * (6 + 33)
     assert roofline_step_time(spec, sinks, 1.0, 1e30)(step) == weights + exact * (6 + 8) + stored * 25
     assert roofline_step_time(spec, sinks, 1e30, 1.0)(step) == roofline_step_time(spec, plain, 1e30, 1.0)(step)

@@ -58,13 +58,15 @@ def print_account(account: "Account", completions: list["Completion"]) -> None:
     num_prompt = sum(completion.usage.prompt_tokens for completion in completions)
     num_new = sum(completion.usage.completion_tokens for completion in completions)
     wasted = kv.wasted_bytes / kv.used_bytes if kv.used_bytes else 0.0
+    count = f"{kv.num_blocks:,} " if len(kv.layers) == 1 else ""  # groups that share a budget could each fill it alone
+    shared = f", shared by {len(kv.layers)} groups of layers" if len(kv.layers) > 1 else ""
     rows = [
         ("tokens", f"{num_prompt:,} prompt + {num_new:,} generated, {account.num_steps:,} steps"),
         ("cache", f"{kv.bytes_per_token:,} B a token planned ({_layers(kv)}; {kv.format})"),
         (
             "pool",
             f"{format_bytes(kv.allocated_bytes)} allocated, {format_bytes(kv.planned_bytes)} planned: "
-            f"{kv.num_blocks:,} blocks of {kv.block_tokens} tokens",
+            f"{count}blocks of {kv.block_tokens} tokens{shared}",
         ),
         (
             "used",

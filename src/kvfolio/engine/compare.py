@@ -75,7 +75,7 @@ def compare(llm: LLM, prompt_tokens: int, tokens: int) -> Comparison:
         uncached_ids.append(token_id)
         time_s += step_s
     flops = decode_flops(llm.spec, prompt_tokens, tokens)
-    num_params = llm.spec.num_params
+    num_params = llm.spec.weights.num_active_params
     textbook = textbook_flops(num_params, prompt_tokens, tokens)
     return Comparison(
         prompt_tokens,
@@ -113,10 +113,12 @@ def _bytes_read(llm: LLM, prompt_tokens: int, tokens: int, with_cache: bool) -> 
     Without a cache the whole text is computed in chunks of at most max_step_tokens: each reads the weights, and the
     keys and values up to its end.
     """
-    weights, longest = weight_bytes_read(llm.spec, llm.dtype), llm.options.max_step_tokens
+    longest = llm.options.max_step_tokens
     total = 0
     positions = range(prompt_tokens, prompt_tokens + tokens - 1)
     for last in positions:
-        ends = [last] if with_cache else [min(end - 1, last) for end in range(longest, last + 1 + longest, longest)]
-        total += sum(weights + llm.layout.bytes_read(end, end + 1) for end in ends)
+        begins = [last] if with_cache else range(0, last + 1, longest)
+        for begin in begins:
+            end = min(begin + longest - 1, last)
+            total += weight_bytes_read(llm.spec, llm.dtype, end + 1 - begin) + llm.layout.bytes_read(end, end + 1)
     return total // len(positions)

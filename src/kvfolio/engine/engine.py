@@ -115,7 +115,6 @@ class Engine:
         self._is_unbooked = False  # a step was decided, and neither committed nor abandoned
         self._left_in_step: list[RequestId] = []  # cancelled by somebody that a running step called, or set free
         self._spec = spec
-        self._weight_bytes = weight_bytes_read(spec, store.layout.exact.name)
 
     @property
     def ledger(self) -> Ledger:
@@ -381,7 +380,7 @@ class Engine:
         layout = self._store.layout
         self.decode_meter.num_tokens += len(step.chunks)
         self.decode_meter.time_s += time_s
-        self.decode_meter.bytes_read += self._weight_bytes
+        self.decode_meter.bytes_read += weight_bytes_read(self._spec, layout.exact.name, len(step.chunks))
         self.decode_meter.bytes_read += sum(layout.bytes_read(chunk.start, chunk.start + 1) for chunk in step.chunks)
 
     def _warn(self, request_id: RequestId, was_swapped: bool) -> None:

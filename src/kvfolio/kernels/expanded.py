@@ -92,7 +92,10 @@ def _attend_heads(
     stored: tuple[Tensor, Tensor],
     scale: float,
 ) -> Tensor:
-    """Attention of some heads; own and stored: keys and values [heads, tokens, width], from a block's edge on."""
+    """Attention of some heads over keys and values [heads, tokens, width].
+
+    own: from the edge of the chunk's first block on; stored: from the first token on.
+    """
     num_heads, tokens = q.shape[1], geometry.block_tokens
     heads = replace(  # each with a key and a value of its own
         geometry,

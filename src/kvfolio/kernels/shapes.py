@@ -9,7 +9,7 @@ One layer's part of a block, from its first byte (the layout both kernels read a
     values    [num_kv_heads, block_tokens, v_width]
     v scales  [num_kv_heads, …]
 
-Scales are one a token, f32 or bf16, or of the channels of a block: [least values | steps, k_width] bf16. In packed
+Scales are one a token, f32 or bf16, or of the channels of a block: [least values | steps, own_k_width] bf16. In packed
 formats widths are rounded up to whole packs, and the pads are zeros. codec.py has the bits. Where the value is a prefix
 of the key (latent layers), it is stored as a value, once, and the key's own part is what is behind it.
 """
@@ -39,6 +39,9 @@ class LayerGeometry:
     stored: CacheFormat  # of sealed blocks
     exact: CacheFormat  # of open blocks, q, k, v and the output
     v_is_prefix_of_k: bool = False  # the first v_width numbers of a key are its value, stored once
+
+    def __post_init__(self) -> None:
+        assert not self.v_is_prefix_of_k or self.num_kv_heads == 1  # kernels decode latents for all query heads at once
 
     @property
     def own_k_width(self) -> int:

@@ -62,19 +62,24 @@ class SparseMlp:
     def forward(self, x: Tensor, ops: Ops) -> Tensor:
         """x [num_tokens, hidden] → [num_tokens, hidden]."""
         chosen, shares = self.route(x, ops)
+        chosen, places = chosen.sort(dim=1)  # a row's experts by number: in this order they are added up
+        shares = shares.gather(1, places)
         pairs = chosen.flatten()  # [num_pairs] of a row and an expert it chose
         order = pairs.argsort(stable=True)  # by expert, those of one expert by row
         rows = order // self.experts.per_token
         counts = [(number, count) for number, count in enumerate(pairs.bincount().tolist()) if count]
         parts = torch.split(x[rows], [count for _, count in counts])  # each expert's rows
         done = [self.routed[number].forward(part, ops) for (number, _), part in zip(counts, parts, strict=True)]
-        out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-        out.index_add_(0, rows, torch.cat(done) * shares.flatten()[order, None])  # one pair after the other
+        outs = torch.empty(*chosen.shape, x.shape[1], dtype=torch.float32, device=x.device)  # [num_tokens, …, hidden]
+        outs.flatten(0, 1)[order] = torch.cat(done) * shares.flatten()[order, None]
+        out = outs[:, 0]
+        for rank in range(1, chosen.shape[1]):  # one after the other: a sum over an axis has no fixed order everywhere
+            out = out + outs[:, rank]
         if self.shared is not None:
             beside = self.shared.forward(x, ops)  # [num_tokens, hidden]
             if self.shared_gate is not None:
                 beside = beside * _sigmoid(ops.linear(x, self.shared_gate).float())
-            out += beside
+            out = out + beside
         return out.to(x.dtype)
 
     def route(self, x: Tensor, ops: Ops) -> tuple[Tensor, Tensor]:

@@ -18,10 +18,17 @@ def attention_flops(spec: RunnableSpec, position: int) -> int:
 
 
 def weight_flops(spec: RunnableSpec) -> int:
-    """FLOPs of the weight products of one token, 2 a weight; an embedding table that is only looked up counts none."""
+    """FLOPs of the weight products of one token, 2 a weight that it passes through.
+
+    An embedding table that is only looked up counts none, nor do experts that were not chosen.
+    """
+    return 2 * (spec.weights.num_active_params - _looked_up(spec))
+
+
+def _looked_up(spec: RunnableSpec) -> int:
+    """Weights of an embedding table that multiplies nothing."""
     network = spec.network
-    looked_up = 0 if network.tie_embeddings else network.vocab_size * network.hidden_size
-    return 2 * (spec.num_params - looked_up)
+    return 0 if network.tie_embeddings else network.vocab_size * network.hidden_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +78,15 @@ def weight_bytes(spec: RunnableSpec, dtype: str) -> int:
     return spec.num_params * COMPUTE_FORMATS[dtype].value_bytes
 
 
-def weight_bytes_read(spec: RunnableSpec, dtype: str) -> int:
-    """Bytes of weights that one step reads: all but an embedding table that is only looked up."""
-    return weight_flops(spec) // 2 * COMPUTE_FORMATS[dtype].value_bytes
+def weight_bytes_read(spec: RunnableSpec, dtype: str, num_tokens: int) -> int:
+    """Bytes of weights that a step of ``num_tokens`` reads: all but an embedding table that is only looked up.
+
+    Of experts, those that are expected to be chosen: evenly and independently, one is left alone by all tokens with
+    probability (1 - chosen / experts) ^ tokens.
+    """
+    weights = spec.weights
+    left_alone = 0.0
+    if weights.num_experts:
+        left_alone = (1 - weights.experts_per_token / weights.num_experts) ** num_tokens
+    read = weights.num_params - _looked_up(spec) - round(weights.expert_params * left_alone)
+    return read * COMPUTE_FORMATS[dtype].value_bytes

@@ -174,9 +174,10 @@ def roofline_step_time(
 
     Moves: bytes that go to the host pool or come from it, over ``copy_bytes_per_s``; copies within the cache are free.
 
-    Bytes: all weights once, in the published dtype; and for each chunk of tokens [start, stop), in each layer, the
-    cache from the first token that the query at ``start`` needs up to ``stop``, once, as it is stored. FLOPs: two a
-    weight and token; and for each query 2 (k_width + v_width) a head and token it reads. Source: roofline model
+    Bytes: all weights once, in the published dtype, of experts those expected to be chosen; and for each chunk of
+    tokens [start, stop), in each layer, the cache from the first token that the query at ``start`` needs up to
+    ``stop``, once, as it is stored. FLOPs: two a weight that a token passes through; and for each query 2 (k_width +
+    v_width) a head and token it reads, latents in the absorbed form. Source: roofline model
     (Williams et al., 2009); the counts are those of planner/compute.py and spec/layout.py. Norms, activations, sampling
     and moves count nothing.
     """
@@ -185,12 +186,13 @@ def roofline_step_time(
             f"bandwidth is {bandwidth_bytes_per_s} B/s, the rate {flops_per_s} FLOP/s and that of copies "
             f"{copy_bytes_per_s} B/s; all must be more than 0"
         )
-    weights, flops_per_token = weight_bytes_read(spec, spec.dtype), weight_flops(spec)
+    flops_per_token = weight_flops(spec)
     groups = [(group.kind, group.num_layers) for group in spec.groups()]
     heads = spec.network.num_q_heads
 
     def seconds(step: Step) -> float:
-        num_bytes, flops = weights, flops_per_token * step.num_tokens
+        num_bytes = weight_bytes_read(spec, spec.dtype, step.num_tokens)
+        flops = flops_per_token * step.num_tokens
         for chunk in step.chunks:
             start, stop = chunk.start, chunk.start + len(chunk.token_ids)
             num_bytes += layout.bytes_read(start, stop)
