@@ -74,6 +74,11 @@ def test_the_smallest_pool_that_is_named_works(open_llm: OpenLLM) -> None:
         llm.generate([some_tokens(31)], greedy(2))
 
 
+def test_a_model_that_can_only_be_planned_is_not_said_to_be_unknown() -> None:
+    with pytest.raises(BrokenModelError, match="can be planned by its name, but its weights are not here"):
+        LLM("gpt-oss-20b")
+
+
 def test_a_model_that_is_not_there_is_refused_by_its_path(tmp_path: Path, served_model: FindModel) -> None:
     with pytest.raises(BrokenModelError, match="/nowhere/at/all does not exist; give a folder"):
         LLM("/nowhere/at/all")

@@ -154,3 +154,9 @@ def test_a_word_that_is_no_dtype_of_numbers_is_none(word: str) -> None:
 
 def test_the_words_that_errors_list_are_those_of_formats_that_the_engine_stores() -> None:
     assert DTYPE_WORDS == ("float32", "bfloat16", "float16", "float", "half")
+
+
+@pytest.mark.parametrize("name", ["int4-g64", "int8-g32", "fp8-mla", "int4-head"])
+def test_a_format_that_is_only_counted_is_refused_as_that(name: str) -> None:
+    with pytest.raises(UnknownModelError, match="kvfolio plan alone counts it"):
+        find_cache_format(name)

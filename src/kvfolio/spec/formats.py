@@ -104,6 +104,7 @@ DTYPE_WORDS = tuple(word for word, fmt in _DTYPES.items() if fmt.name in COMPUTE
 # vLLM's and SGLang's fp8_ds_mla: the latent in fp8 with one f32 scale for 128 numbers, the rotary key exact. 656 B a
 # token for DeepSeek's 512 + 64; the index key of V3.2 takes 128 + 4.
 _LATENT_FP8 = "fp8-mla"
+_ONLY_PLANNED = (_LATENT_FP8, INT4_HEAD.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +150,9 @@ def find_format(name: str, is_key: bool, block_tokens: int | None = None) -> For
     fmt = _WHOLE_BYTES.get(name) or _packed(name, is_key, block_tokens or DEFAULT_PACKED_TOKENS)
     if fmt is None:
         variants = "-rotated, -token" + (", -channel" if is_key else " (-channel is for keys)")
+        planned = " (kvfolio plan alone counts it)" if _GROUPED.fullmatch(name) or name in _ONLY_PLANNED else ""
         raise UnknownModelError(
-            f"unknown format {name!r} of {'keys' if is_key else 'values'}; known: {', '.join(FORMAT_NAMES)}, "
+            f"unknown format {name!r} of {'keys' if is_key else 'values'}{planned}; known: {', '.join(FORMAT_NAMES)}, "
             f"the last {len(PACKED_BITS) + 1} also with {variants}"
         )
     return fmt

@@ -284,4 +284,11 @@ def _starts_as_gguf(path: Path) -> bool:
 
 
 def _absent(path: Path) -> BrokenModelError:
+    from kvfolio.spec.catalogue import find_entry
+
+    if path.name == str(path) and find_entry(path.name) is not None:
+        return BrokenModelError(
+            f"{path} is a model that can be planned by its name, but its weights are not here; give a folder with "
+            "its config.json and weights, or a .gguf file"
+        )
     return BrokenModelError(f"{path} does not exist; give a folder with config.json, a config.json or a .gguf file")
