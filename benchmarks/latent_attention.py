@@ -1,6 +1,6 @@
 """Decode attention over latents (MLA: one key of 576 numbers, whose first 512 are the value), beside two limits.
 
-    python benchmarks/latent_attention.py [--tokens 4096] [--heads 1,4,16,128] [--formats bf16,int8,int4] [--json]
+    python benchmarks/latent_attention.py [--tokens 4096] [--heads 1,4,16,32,128] [--formats bf16,int8,int4] [--json]
 
 Bytes over the measured read bandwidth, and FLOPs over the measured rate of f32 products (torch's, 2048 cubed): all
 heads read the same latents, so from a few heads on the second limit is the larger one, and it binds. Layers take turns,
@@ -131,7 +131,7 @@ def prefill(num_heads: int, start: int, count: int, ops: NativeOps) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--tokens", type=int, default=4096)
-    parser.add_argument("--heads", default="1,4,16,128")
+    parser.add_argument("--heads", default="1,4,16,32,128")
     parser.add_argument("--formats", default="bf16,int8,int4")
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--json", action="store_true")
