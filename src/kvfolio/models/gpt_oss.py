@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from kvfolio.models.decoder import Decoder
-from kvfolio.models.parts import KVView, Ops, Rotary
+from kvfolio.models.llama import LlamaAttention
+from kvfolio.models.parts import Ops
 from kvfolio.models.weights import Weights
 from kvfolio.spec.config.gpt_oss import SWIGLU_ALPHA, SWIGLU_LIMIT
 from kvfolio.spec.model import RunnableSpec
@@ -56,37 +57,12 @@ class GptOssExperts:
         return ops.gated(pair, "silu").to(gate_up.dtype)
 
 
-class GptOssAttention:
-    """Grouped heads with biases, and a sink logit for each query head."""
-
-    def __init__(self, spec: RunnableSpec, weights: Weights, index: int) -> None:
-        network, kind = spec.network, spec.layers[index]
-        self.index = index
-        self.num_q_heads = network.num_q_heads
-        self.num_kv_heads = kind.num_kv_heads
-        self.head_width = kind.k_width
-        self.attention_scale = network.attention_scale
-
-        hidden = network.hidden_size
-        q_rows, kv_rows = self.num_q_heads * self.head_width, self.num_kv_heads * self.head_width
-        name = f"model.layers.{index}"
-        self.qkv = weights.linear(  # [q_rows + 2 * kv_rows, hidden]
-            [f"{name}.self_attn.{part}_proj" for part in "qkv"], [q_rows, kv_rows, kv_rows], hidden, network.qkv_bias
-        )
-        self.sink_logits = weights.get(f"{name}.self_attn.sinks", (self.num_q_heads,), torch.float32)  # [num_q_heads]
-        self.o = weights.linear([f"{name}.self_attn.o_proj"], [hidden], q_rows, network.o_bias)  # [hidden, q_rows]
-
-    def forward(self, x: Tensor, rotary: Rotary, view: KVView, ops: Ops) -> Tensor:
-        """x [num_tokens, hidden], normed → [num_tokens, hidden]."""
-        num_q, num_kv = self.num_q_heads, self.num_kv_heads
-        heads = self.qkv.forward(x, ops).view(-1, num_q + 2 * num_kv, self.head_width)  # [num_tokens, q | k | v, width]
-        qk = ops.rope(heads[:, : num_q + num_kv], *rotary)  # q and k lie side by side: one call
-        q, k = torch.split(qk, [num_q, num_kv], dim=1)  # each [num_tokens, its heads, head_width]
-        v = heads[:, num_q + num_kv :]
-        out = view.attend(self.index, q, k, v, self.attention_scale, self.sink_logits)  # [num_tokens, q, head_width]
-        return self.o.forward(out.reshape(-1, num_q * self.head_width), ops)
+def _attention(spec: RunnableSpec, weights: Weights, index: int) -> LlamaAttention:
+    """Llama's, with biases, and a sink logit for each query head."""
+    name = f"model.layers.{index}.self_attn.sinks"
+    return LlamaAttention(spec, weights, index, weights.get(name, (spec.network.num_q_heads,), torch.float32))
 
 
 def gpt_oss(spec: RunnableSpec, weights: Weights) -> Decoder:
     """The network of a spec of this family."""
-    return Decoder(spec, weights, GptOssAttention, GptOssExperts)
+    return Decoder(spec, weights, _attention, GptOssExperts)

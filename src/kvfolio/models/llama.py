@@ -15,9 +15,9 @@ from kvfolio.spec.model import RunnableSpec
 
 
 class LlamaAttention:
-    """Grouped heads that are rotated whole; in Qwen3 normed before."""
+    """Grouped heads that are rotated whole; in Qwen3 normed before. gpt-oss has sink logits, f32 [num_q_heads]."""
 
-    def __init__(self, spec: RunnableSpec, weights: Weights, index: int) -> None:
+    def __init__(self, spec: RunnableSpec, weights: Weights, index: int, sink_logits: Tensor | None = None) -> None:
         network, kind = spec.network, spec.layers[index]
         self.index = index
         self.num_q_heads = network.num_q_heads
@@ -25,6 +25,7 @@ class LlamaAttention:
         self.head_width = kind.k_width
         self.attention_scale = network.attention_scale
         self.norm_eps = network.norm_eps
+        self.sink_logits = sink_logits
 
         hidden = network.hidden_size
         q_rows, kv_rows = self.num_q_heads * self.head_width, self.num_kv_heads * self.head_width
@@ -49,7 +50,7 @@ class LlamaAttention:
         else:
             q = ops.rope(ops.rms_norm(q, self.q_norm, self.norm_eps), *rotary)
             k = ops.rope(ops.rms_norm(k, self.k_norm, self.norm_eps), *rotary)
-        out = view.attend(self.index, q, k, v, self.attention_scale)  # [num_tokens, num_q_heads, head_width]
+        out = view.attend(self.index, q, k, v, self.attention_scale, self.sink_logits)  # [num_tokens, q, head_width]
         return self.o.forward(out.reshape(-1, num_q * self.head_width), ops)
 
 

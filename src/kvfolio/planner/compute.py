@@ -81,12 +81,9 @@ def weight_bytes(spec: RunnableSpec, dtype: str) -> int:
 def weight_bytes_read(spec: RunnableSpec, dtype: str, num_tokens: int) -> int:
     """Bytes of weights that a step of ``num_tokens`` reads: all but an embedding table that is only looked up.
 
-    Of experts, those that are expected to be chosen: evenly and independently, one is left alone by all tokens with
-    probability (1 - chosen / experts) ^ tokens.
+    Of experts, those that are expected to be chosen.
     """
     weights = spec.weights
-    left_alone = 0.0
-    if weights.num_experts:
-        left_alone = (1 - weights.experts_per_token / weights.num_experts) ** num_tokens
-    read = weights.num_params - _looked_up(spec) - round(weights.expert_params * left_alone)
+    left_alone = round(weights.expert_params * weights.share_left_alone(num_tokens))
+    read = weights.num_params - _looked_up(spec) - left_alone
     return read * COMPUTE_FORMATS[dtype].value_bytes

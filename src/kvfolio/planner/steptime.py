@@ -97,8 +97,7 @@ def _stage_time(share: DeviceShare, fmt: CacheFormat, context: int, users: int, 
 def weights_read_share(weights: WeightCount, tokens: int) -> float:
     """The share of all weights' bytes that ``tokens`` read, experts being chosen evenly and independently.
 
-    An expert is left alone by all tokens with probability (1 - chosen / experts) ^ tokens. Towers and encoders, which
-    no text token passes, are not read.
+    Towers and encoders, which no text token passes, are not read.
     """
     if not weights.num_params:
         return 1.0
@@ -106,7 +105,7 @@ def weights_read_share(weights: WeightCount, tokens: int) -> float:
     expert_share = weights.expert_bytes / weights.num_bytes if weights.num_bytes else 0.0
     other_params = weights.num_params - weights.expert_params
     always = (weights.num_active_params - weights.expert_params * chosen) / max(1, other_params)
-    return min(1.0, (1 - expert_share) * min(1.0, always) + expert_share * (1 - (1 - chosen) ** tokens))
+    return min(1.0, (1 - expert_share) * min(1.0, always) + expert_share * (1 - weights.share_left_alone(tokens)))
 
 
 def prefill_flops(spec: ModelSpec, num_tokens: int) -> int:

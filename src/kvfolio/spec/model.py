@@ -91,6 +91,14 @@ class WeightCount:
     experts_per_token: int = 0
     expert_bytes: int = 0  # of ``num_bytes``, those of all routed experts together
 
+    def share_left_alone(self, num_tokens: int) -> float:
+        """The share of the routed experts that none of ``num_tokens`` chooses, if they choose evenly and on their own.
+
+        An expert is left alone by all of them with probability (1 - chosen / experts) ^ tokens.
+        """
+        chosen = self.experts_per_token / self.num_experts if self.num_experts else 0.0
+        return float((1 - chosen) ** num_tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:

@@ -42,6 +42,18 @@ def usable_context(max_positions: int, rope: Rope | None) -> int:
     return max_positions
 
 
+def rope_parameters(fields: Fields) -> Fields | None:
+    """The rotary parameters of a config, in either spelling; the old one wins where both are there."""
+    return fields.child("rope_scaling") or fields.child("rope_parameters")
+
+
+def require_base(fields: Fields) -> None:
+    """Raise BrokenModelError where no rotary base is stated, for classes whose own is that of one checkpoint."""
+    parameters = rope_parameters(fields)
+    if fields.get("rope_theta") is None and (parameters is None or parameters.get("rope_theta") is None):
+        raise fields.missing("rope_theta")
+
+
 def ropes_from_config(
     fields: Fields, width: int, max_positions: int, layers: Sequence[PagedLayer]
 ) -> tuple[Rope, Rope | None]:
@@ -49,7 +61,7 @@ def ropes_from_config(
 
     Parameters that are nested must have an entry for each kind that ``layers`` has.
     """
-    parameters = fields.child("rope_scaling") or fields.child("rope_parameters")
+    parameters = rope_parameters(fields)
     if parameters is None or not (parameters.names(FULL) or parameters.names(SLIDING)):
         return _rope(fields, parameters, width, max_positions), None
     flat = sorted(_KNOWN_KEYS.intersection(parameters.values))

@@ -9,7 +9,7 @@ from kvfolio.errors import UnknownModelError
 from kvfolio.spec.fields import Fields
 from kvfolio.spec.layers import LatentAttention, PagedLayer
 from kvfolio.spec.model import Experts, Network
-from kvfolio.spec.ropes import ropes_from_config
+from kvfolio.spec.ropes import rope_parameters, ropes_from_config
 
 
 def deepseek_network(
@@ -61,7 +61,7 @@ def _q_rank(fields: Fields) -> int:
 
 def _magnitude(fields: Fields) -> float:
     """What YaRN multiplies queries and keys with, besides the factor on cos and sin (DeepSeek's mscale_all_dim)."""
-    parameters = fields.child("rope_scaling") or fields.child("rope_parameters")
+    parameters = rope_parameters(fields)
     if parameters is None or (parameters.text("rope_type", "type") or "default") == "default":
         return 1.0
     share = parameters.number("mscale_all_dim", default=0.0)

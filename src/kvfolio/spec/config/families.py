@@ -17,6 +17,7 @@ from kvfolio.spec.fields import Fields, show
 from kvfolio.spec.formats import COMPUTE_FORMATS, format_of_dtype
 from kvfolio.spec.layers import LayerKind, NoCache, without_idle_windows
 from kvfolio.spec.model import ModelSpec, WeightCount
+from kvfolio.spec.ropes import rope_parameters
 from kvfolio.spec.weights.count import count_weights
 
 _NESTED = (
@@ -220,7 +221,7 @@ def _max_context(fields: Fields, root: Fields) -> int | None:
         return root.integer(*_CONTEXT_NAMES, default=0) or None
     stated = [name for name in known if fields.get(name) is not None]
     positions = fields.integer(*(stated or known), high=2**40)
-    scaling = fields.child("rope_scaling") or fields.child("rope_parameters")
+    scaling = rope_parameters(fields)
     if scaling is None:
         return positions
     if scaling.names("full_attention"):

@@ -9,7 +9,7 @@ from kvfolio.errors import BrokenModelError, UnknownModelError
 from kvfolio.spec.fields import Fields, show
 from kvfolio.spec.layers import PagedLayer
 from kvfolio.spec.model import Experts, Network
-from kvfolio.spec.ropes import ropes_from_config, usable_context
+from kvfolio.spec.ropes import require_base, rope_parameters, ropes_from_config, usable_context
 
 # The experts' gate, as models/gpt_oss.py computes it; class defaults of transformers 5.24.
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
@@ -49,11 +49,10 @@ def gpt_oss_network(fields: Fields, layers: Sequence[PagedLayer]) -> tuple[Netwo
         raise UnknownModelError(f"{fields.where}: attention_bias is False; known for gpt_oss: true")
     if fields.text("hidden_act") not in (None, "silu"):
         raise UnknownModelError(f"{fields.where}: hidden_act is {show(fields.get('hidden_act'))}; known: silu")
-    parameters = fields.child("rope_scaling") or fields.child("rope_parameters")
+    parameters = rope_parameters(fields)
     if parameters is None:  # the class would take those of one checkpoint
         raise fields.missing("rope_parameters")
-    if parameters.get("rope_theta") is None and fields.get("rope_theta") is None:
-        raise fields.missing("rope_theta")
+    require_base(fields)
     head_width, max_positions = layers[0].k_width, fields.integer("max_position_embeddings")
     rope, rope_local = ropes_from_config(fields, head_width, max_positions, layers)
     if rope_local is not None:

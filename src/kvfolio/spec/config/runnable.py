@@ -17,7 +17,14 @@ from kvfolio.spec.fields import MAX_LAYERS, Fields, show
 from kvfolio.spec.formats import COMPUTE_FORMATS, DTYPE_WORDS, format_of_dtype
 from kvfolio.spec.layers import LatentAttention, PagedLayer
 from kvfolio.spec.model import Network, Rope, RunnableSpec
-from kvfolio.spec.ropes import FULL, SLIDING, gemma3_ropes_from_config, ropes_from_config, usable_context
+from kvfolio.spec.ropes import (
+    FULL,
+    SLIDING,
+    gemma3_ropes_from_config,
+    require_base,
+    ropes_from_config,
+    usable_context,
+)
 from kvfolio.spec.shape import UNCOUNTED, completed
 
 # model_type → the class that runs it; another class of the same type (a classifier, say) has no output product
@@ -130,18 +137,11 @@ def _model_type(fields: Fields) -> str:
     return model_type
 
 
-def _check_mixtral(fields: Fields) -> None:
-    """Raise BrokenModelError without a rotary base: the class's own is that of one checkpoint."""
-    parameters = fields.child("rope_scaling") or fields.child("rope_parameters")
-    if fields.get("rope_theta") is None and (parameters is None or parameters.get("rope_theta") is None):
-        raise fields.missing("rope_theta")
-
-
 def _rotary(fields: Fields, model_type: str) -> RunnableSpec:
     """A model of the llama or gemma3 family."""
     gemma = model_type == "gemma3_text"
     if model_type == "mixtral":
-        _check_mixtral(fields)
+        require_base(fields)
     hidden_size, num_q_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     layers = _layers(fields, model_type)
     head_width = layers[0].k_width
